@@ -1,0 +1,1 @@
+//! The reductions as WGSL, written once.

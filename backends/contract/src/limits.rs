@@ -1,0 +1,75 @@
+//! Who a device is, and what it can do.
+use crate::{DataType, DeviceId, ReduceOp, SharedKind};
+use std::time::Duration;
+
+/// Who a device is: for people and for tables, never for decisions.
+#[derive(Clone, Debug)]
+pub struct Info {
+    /// Unique in the process.
+    pub id: DeviceId,
+    /// The device's own name.
+    pub name: String,
+    /// Driver and version.
+    pub driver: String,
+    /// `cpu`, `proxy-vulkan`, `proxy-gles`, ...
+    pub backend: &'static str,
+}
+
+/// What a device can do.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Whether a submission may wait for a value that nobody has signalled or submitted yet, and whether `signal`
+    /// is to be had. False on every wgpu-hal queue, whose submissions are chained by binary semaphores.
+    pub gated: bool,
+    /// Whether prepared commands may be submitted again. If not, a submit uses them up.
+    pub resubmit: bool,
+    /// Whether a submit does the work on the caller's thread (GLES, the host worker).
+    pub submit_blocks: bool,
+    /// Whether there is [`Memory::Mapped`](crate::Memory).
+    pub mapped: bool,
+    /// Most sources of one kernel.
+    pub max_sources: u32,
+    /// Most buffers that one kernel binds, stores and sources together.
+    pub max_bindings: u32,
+    /// Most elements of one kernel store.
+    pub max_kernel_elements: u64,
+    /// Kernels write whole units of so many bytes: a store's offset and size are multiples of it, and two unordered
+    /// writers never share one.
+    pub write_granularity: u64,
+    /// Offset and size of a copy are multiples of it (4 on wgpu-hal).
+    pub copy_granularity: u64,
+    /// The longest that one wait may last: it holds a lock that others need. Longer waits repeat it.
+    pub longest_wait: Duration,
+    /// Forms in which memory can be exported.
+    pub memory_export: Vec<SharedKind>,
+    /// Forms in which memory can be imported.
+    pub memory_import: Vec<SharedKind>,
+    /// Whether timelines can be exported.
+    pub timeline_export: bool,
+    /// Whether timelines can be imported.
+    pub timeline_import: bool,
+    /// The pairs that it has kernels for.
+    pub kernels: Vec<(ReduceOp, DataType)>,
+}
+
+impl Limits {
+    /// Whether there is a kernel for `op` on `dtype`.
+    pub fn reduces(&self, op: ReduceOp, dtype: DataType) -> bool {
+        self.kernels.contains(&(op, dtype))
+    }
+}
+
+/// What a device has been asked to do since it was opened, counted by the device itself.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Counters {
+    /// Submissions handed to the driver.
+    pub submits: u64,
+    /// Kernels started.
+    pub dispatches: u64,
+    /// Copies made.
+    pub copies: u64,
+    /// Command lists prepared.
+    pub prepares: u64,
+    /// Bytes of buffers that are alive.
+    pub allocated: u64,
+}

@@ -1,0 +1,3 @@
+//! All the GPUs of a machine, whatever their vendor, working on one buffer.
+#![forbid(unsafe_code)]
+pub mod schedule;
