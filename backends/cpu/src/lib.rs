@@ -1,1 +1,29 @@
-#![allow(missing_docs)]
+//! The host as a device.
+//!
+//! A [`CpuDevice`] has four parts to play: a rank like any other; the host worker that carries and reduces over the
+//! mapped memory of other ranks, which it imports; the reference whose bits every other backend must equal; and the
+//! test double that stalls, lies and gets lost on demand, on a clock that a test moves.
+//!
+//! | file | idea |
+//! |---|---|
+//! | `options` | how a device runs: its mode, its clock, what slowness it imitates |
+//! | `faults` | the doors through which a test makes it fail |
+//! | `device` | the contract, call by call |
+//! | `queue` | the in-order queue, its timelines and its worker |
+//! | `commands` | operations, checked once and resolved to addresses |
+//! | `kernels` | the reductions, bit for bit |
+//! | `memory` | pages, and the buffers over them |
+
+mod commands;
+mod device;
+mod faults;
+mod kernels;
+mod memory;
+mod options;
+mod queue;
+#[cfg(test)]
+mod tests;
+
+pub use device::CpuDevice;
+pub use faults::{Faults, PathFault};
+pub use options::{Emulation, Mode, Options};

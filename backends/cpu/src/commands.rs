@@ -1,0 +1,144 @@
+//! Operations, checked once and resolved to addresses, so that running them looks nothing up.
+use crate::{
+    kernels::{self, Fold},
+    memory::{Address, Buffer},
+};
+use allhands_contract::{BufferId, DeviceId, Error, Kernel, Limits, Memory, Op, Range, Result, check_ops};
+use std::sync::Arc;
+
+/// Prepared commands. Barriers are gone: the steps run one after the other.
+pub(crate) struct Commands {
+    pub steps: Vec<Step>,
+    /// What keeps the steps' addresses mapped.
+    _buffers: Vec<Arc<Buffer>>,
+}
+
+/// One copy or kernel, and the paths that it takes.
+pub(crate) struct Step {
+    work: Work,
+    /// Bytes of imported memory that it reads and writes.
+    pub crossing: u64,
+    /// Whether it touches imported memory.
+    pub imports: bool,
+    /// Whether it is a copy out of memory that others write.
+    pub carries: bool,
+}
+
+enum Work {
+    Copy { from: Address, to: Address, bytes: usize },
+    Fold { run: Fold, stores: Vec<Address>, sources: Vec<Address>, count: usize, bytes: usize, finish: Option<u32> },
+}
+
+impl Commands {
+    /// Checks `ops` and resolves them; `find` answers for live buffers of the device and refuses others. `inline`:
+    /// every copy carries.
+    pub fn new(
+        device: DeviceId,
+        limits: &Limits,
+        ops: &[Op],
+        inline: bool,
+        find: impl Fn(BufferId) -> Result<Arc<Buffer>>,
+    ) -> Result<Self> {
+        check_ops(device, limits, ops, |id| find(id).map(|b| b.size))?;
+        let mut steps = Vec::new();
+        let mut buffers = Vec::new();
+        for op in ops {
+            let (reads, writes) = op.accesses();
+            let (mut crossing, mut imports, mut shared) = (0, false, inline);
+            let mut resolve = |range: &Range| -> Result<(Address, Memory)> {
+                let buffer = find(range.buffer)?;
+                crossing += if buffer.imported { range.size } else { 0 };
+                imports |= buffer.imported;
+                let resolved = (buffer.at(range.offset), buffer.memory);
+                buffers.push(buffer);
+                Ok(resolved)
+            };
+            let work = match op {
+                Op::Acquire { .. } | Op::Release { .. } | Op::Barrier => continue,
+                Op::Copy { src, dst } => {
+                    let ((from, memory), (to, _)) = (resolve(src)?, resolve(dst)?);
+                    shared |= matches!(memory, Memory::Mapped | Memory::Upload);
+                    Work::Copy { from, to, bytes: src.size as usize }
+                }
+                Op::Kernel(kernel) => {
+                    let mut bind = |ranges: &[Range]| {
+                        let bindable = |(address, memory)| match memory {
+                            Memory::Device | Memory::Mapped => Ok(address),
+                            Memory::Upload | Memory::Download => Err(unbindable(device, memory)),
+                        };
+                        ranges.iter().map(|r| resolve(r).and_then(bindable)).collect::<Result<Vec<_>>>()
+                    };
+                    let (sources, stores) = (bind(reads)?, bind(writes)?);
+                    fold(device, kernel, stores, sources)?
+                }
+            };
+            let carries = shared && matches!(work, Work::Copy { .. });
+            steps.push(Step { work, crossing, imports, carries });
+        }
+        Ok(Commands { steps, _buffers: buffers })
+    }
+}
+
+fn fold(device: DeviceId, kernel: &Kernel, stores: Vec<Address>, sources: Vec<Address>) -> Result<Work> {
+    let &Kernel { op, dtype, finish, .. } = kernel;
+    if finish == Some(0) {
+        return Err(Error::Invalid { device, what: "a kernel that finishes a reduction over 0 ranks".into() });
+    }
+    let run = kernels::find(op, dtype).ok_or(Error::NoKernel { device, op, dtype })?;
+    let bytes = kernel.stores[0].size as usize; // checked: there is a store
+    Ok(Work::Fold { run, stores, sources, count: bytes / dtype.size() as usize, bytes, finish })
+}
+
+fn unbindable(device: DeviceId, memory: Memory) -> Error {
+    Error::Invalid { device, what: format!("a kernel binds {memory:?} memory; copy it to Device or Mapped memory") }
+}
+
+impl Step {
+    /// Whether it is a copy; else it is a kernel.
+    pub fn is_copy(&self) -> bool {
+        matches!(self.work, Work::Copy { .. })
+    }
+    /// Does it.
+    ///
+    /// # Safety
+    /// Its commands are alive, and its turn in the queue has come: what it reads and writes is as the callers of
+    /// the contract ordered it.
+    pub unsafe fn run(&self) {
+        match &self.work {
+            // SAFETY: the range is inside its buffer, which the commands keep mapped; source and target are
+            // checked not to overlap within a buffer, and nobody else writes either before this is signalled.
+            Work::Copy { from, to, bytes } => unsafe { std::ptr::copy(from.0, to.0, *bytes) },
+            // SAFETY: as above for every range; the checks before also grant a source and apart stores.
+            Work::Fold { run, stores, sources, count, finish, .. } => unsafe { run(stores, sources, *count, *finish) },
+        }
+    }
+    /// Puts zeros where it would have written.
+    ///
+    /// # Safety
+    /// As for `run`.
+    pub unsafe fn zero(&self) {
+        for (to, bytes) in self.targets() {
+            // SAFETY: what it may write with anything it may write with zeros.
+            unsafe { to.0.write_bytes(0, bytes) }
+        }
+    }
+    /// Flips a bit in the middle of what it wrote.
+    ///
+    /// # Safety
+    /// As for `run`.
+    pub unsafe fn corrupt(&self) {
+        for (to, bytes) in self.targets().filter(|t| t.1 > 0) {
+            let middle = to.0.wrapping_add(bytes / 2);
+            // SAFETY: the byte is inside a range that it may write, and wrote.
+            unsafe { middle.write(middle.read() ^ 1) }
+        }
+    }
+
+    fn targets(&self) -> impl Iterator<Item = (Address, usize)> {
+        let (targets, bytes) = match &self.work {
+            Work::Copy { to, bytes, .. } => (std::slice::from_ref(to), *bytes),
+            Work::Fold { stores, bytes, .. } => (stores.as_slice(), *bytes),
+        };
+        targets.iter().map(move |t| (*t, bytes))
+    }
+}

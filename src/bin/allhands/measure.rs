@@ -1,0 +1,304 @@
+//! One row's calls: filled, poisoned, timed, and every repetition checked to the last bit.
+use crate::{
+    Failure,
+    kind::Job,
+    reference::{self, Value},
+    verify::{GUARD, Image, Wrong},
+};
+use allhands::{Algorithm, Buffer, Communicator, DataType, Part, Pending, ReduceOp, Report, Span};
+use std::time::{Duration, Instant};
+
+/// How often, and how.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    pub iters: u32,
+    pub warmup: u32,
+    /// Whether every timed repetition is checked.
+    pub check: bool,
+    /// Whether each call is waited for before the next is made.
+    pub blocking: bool,
+}
+
+/// What the repetitions of a row gave.
+pub struct Sample {
+    /// Of one call, on average.
+    pub time: Duration,
+    /// From making each call to knowing that it is done, ascending.
+    pub latencies: Vec<Duration>,
+    /// `None` where nothing was checked.
+    pub wrong: Option<Wrong>,
+    pub report: Report,
+}
+
+/// Buffers and images, reused from row to row.
+pub struct Bench {
+    settings: Settings,
+    /// A set for each call that may be in flight.
+    sets: Vec<Set>,
+    scratch: Scratch,
+}
+
+/// The memory of one call.
+#[derive(Default)]
+struct Set {
+    ranks: Vec<Seat>,
+}
+
+/// The memory of one rank in one call.
+#[derive(Default)]
+struct Seat {
+    /// What the input's buffer was filled with; in place, the one buffer.
+    written: Image,
+    /// Input (or the one buffer), output.
+    buffers: [Option<Buffer>; 2],
+}
+
+#[derive(Default)]
+struct Scratch {
+    got: Image,
+    want: Image,
+    folded: Image,
+    /// Rank 0's result, where others must have the same bits.
+    first: Image,
+}
+
+/// A row of one placement.
+#[derive(Clone, Copy)]
+pub struct Case<'a> {
+    pub comm: &'a Communicator,
+    pub job: Job,
+    pub op: Option<ReduceOp>,
+    pub in_place: bool,
+}
+
+/// Bytes of buffers and calls that may be in flight without waiting.
+const FLIGHT_BYTES: u64 = 256 << 20;
+const FLIGHT_CALLS: u64 = 32;
+
+impl Bench {
+    pub fn new(settings: Settings) -> Self {
+        Bench { settings, sets: Vec::new(), scratch: Scratch::default() }
+    }
+
+    /// Runs a case on elements of `T`.
+    pub fn run<T: Value>(&mut self, case: Case<'_>) -> Result<Sample, Failure> {
+        let Settings { iters, warmup, check, blocking } = self.settings;
+        let job = &case.job;
+        let call_bytes = 2 * u64::from(job.ranks) * Image::size::<T>(job.elements());
+        let depth = if blocking { 1 } else { (FLIGHT_BYTES / call_bytes).clamp(1, FLIGHT_CALLS.min(iters.into())) };
+        if self.sets.len() < depth as usize {
+            self.sets.resize_with(depth as usize, Set::default);
+        }
+        let Bench { sets, scratch, .. } = self;
+        let sets = &mut sets[..depth as usize];
+        for set in &mut *sets {
+            set.fill::<T>(case, u32::MAX, &mut scratch.want)?;
+        }
+        for _ in 0..warmup {
+            sets[0].start::<T>(case)()?.wait()?;
+        }
+
+        let mut wrong = Wrong::default();
+        let mut latencies = Vec::with_capacity(iters as usize);
+        let mut total = Duration::ZERO;
+        let mut report = None;
+        let mut done = 0;
+        while done < iters {
+            let sets = &mut sets[..depth.min(u64::from(iters - done)) as usize];
+            if check {
+                for (set, repetition) in sets.iter_mut().zip(done..) {
+                    set.fill::<T>(case, repetition, &mut scratch.want)?;
+                }
+                case.comm.poison_staging(poison::<T>())?;
+            }
+            let calls: Vec<_> = sets.iter().map(|set| set.start::<T>(case)).collect();
+            let mut pending: Vec<(Instant, Pending)> = Vec::with_capacity(calls.len());
+            let start = Instant::now();
+            for call in calls {
+                pending.push((Instant::now(), call()?));
+            }
+            for (made, call) in &pending {
+                call.wait()?;
+                latencies.push(made.elapsed());
+            }
+            total += start.elapsed();
+            report = pending.pop().map(|(_, call)| call.report().clone()).or(report);
+            if check {
+                for (set, repetition) in sets.iter().zip(done..) {
+                    let algorithm = report.as_ref().and_then(|r| r.algorithm);
+                    let of = set.check::<T>(case, algorithm, scratch)?;
+                    wrong.absorb(of, || format!("repetition {repetition}"));
+                }
+            }
+            done += sets.len() as u32;
+        }
+        latencies.sort();
+        let report = report.ok_or_else(|| Failure::Usage("at least one iteration is needed".into()))?;
+        Ok(Sample { time: total / iters, latencies, wrong: check.then_some(wrong), report })
+    }
+}
+
+impl Set {
+    /// Draws inputs, poisons outputs, and writes both.
+    fn fill<T: Value>(&mut self, case: Case<'_>, repetition: u32, poisoned: &mut Image) -> Result<(), Failure> {
+        let job = &case.job;
+        if self.ranks.len() < job.ranks as usize {
+            self.ranks.resize_with(job.ranks as usize, Seat::default);
+        }
+        for (seat, rank) in self.ranks.iter_mut().zip(0..job.ranks) {
+            let (input, output) = (job.input(rank), job.output(rank));
+            let elements = if case.in_place { input.max(output) } else { input };
+            let Seat { written, buffers: [first, second] } = seat;
+            let device = case.comm.device(rank);
+            if let Some(elements) = elements {
+                written.reset::<T>(elements);
+                let data = written.data_mut::<T>();
+                if input != Some(elements) {
+                    data.fill(T::POISON);
+                }
+                if let Some(input) = input {
+                    let at = if case.in_place { job.in_place_at(rank).0 } else { 0 };
+                    reference::draw(rank, repetition, &mut data[at as usize..][..input as usize]);
+                }
+                put(device, first, written)?;
+            }
+            if let (false, Some(output)) = (case.in_place, output) {
+                poisoned.reset::<T>(output);
+                poisoned.data_mut::<T>().fill(T::POISON);
+                put(device, second, poisoned)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The call, ready to be made.
+    fn start<T: Value>(&self, case: Case<'_>) -> impl FnOnce() -> allhands::Result<Pending> {
+        let Case { comm, job, op, in_place } = case;
+        let span = |buffer: &Option<Buffer>, elements: Option<u64>| {
+            let id = buffer.as_ref()?.id();
+            Some(Span::of(id, T::TYPE, GUARD as u64 / T::TYPE.size(), elements?))
+        };
+        let part = |(seat, rank): (&Seat, u32)| {
+            let (input, output) = (job.input(rank), job.output(rank));
+            let [first, second] = &seat.buffers;
+            if in_place {
+                let whole = span(first, input.max(output));
+                return whole.map_or_else(Part::none, Part::in_place);
+            }
+            match (span(first, input), span(second, output)) {
+                (Some(input), Some(output)) => Part::new(input, output),
+                (Some(input), None) => Part::input(input),
+                (None, Some(output)) => Part::output(output),
+                (None, None) => Part::none(),
+            }
+        };
+        let parts: Vec<Part> = self.ranks.iter().zip(0..job.ranks).map(part).collect();
+        let collective = job.collective();
+        move || comm.call(collective, op, parts).start()
+    }
+
+    /// Reads every buffer back and compares it, guards and all, with what it must hold.
+    fn check<T: Value>(
+        &self,
+        case: Case<'_>,
+        algorithm: Option<Algorithm>,
+        scratch: &mut Scratch,
+    ) -> Result<Wrong, Failure> {
+        let Case { job, op, in_place, .. } = case;
+        let Scratch { got, want, folded, first } = scratch;
+        let place = |rank| if in_place { job.in_place_at(rank) } else { (0, 0) };
+        let inputs: Vec<&[T]> = (self.ranks.iter().zip(0..job.ranks))
+            .map(|(seat, rank)| match job.input(rank) {
+                Some(len) => &seat.written.data::<T>()[place(rank).0 as usize..][..len as usize],
+                None => &[],
+            })
+            .collect();
+        let mut bounds = None;
+        let folded: &[T] = match op {
+            Some(op) => {
+                folded.reset::<T>(inputs[0].len() as u64);
+                reference::fold(op, &inputs, folded.data_mut::<T>());
+                if reordered(op, T::TYPE, algorithm) {
+                    bounds = Some(reference::tolerances(op, &inputs, folded.data::<T>()));
+                }
+                folded.data::<T>()
+            }
+            None => &[],
+        };
+
+        let mut wrong = Wrong::default();
+        for (seat, rank) in self.ranks.iter().zip(0..job.ranks) {
+            let [source, result] = &seat.buffers;
+            let of = |what: &'static str| move || format!("rank {rank} {what}");
+            if let (false, Some(_), Some(buffer)) = (in_place, job.input(rank), source) {
+                get(buffer, &seat.written, got)?;
+                wrong.absorb(got.compare::<T>(&seat.written, |_| None), of("input"));
+            }
+            let (buffer, whole) =
+                if in_place { (source, job.input(rank).max(job.output(rank))) } else { (result, job.output(rank)) };
+            let (Some(buffer), Some(whole)) = (buffer, whole) else { continue };
+            if in_place {
+                want.copy(&seat.written);
+            } else {
+                want.reset::<T>(whole);
+            }
+            let at = place(rank).1 as usize;
+            let len = job.output(rank).unwrap_or(0) as usize;
+            if len > 0 {
+                reference::expect(&job, rank, &inputs, folded, &mut want.data_mut::<T>()[at..at + len]);
+            }
+            get(buffer, want, got)?;
+            // The fold's element that lies at an index of the buffer.
+            let folded_at = if folded.len() > len { rank as usize * len } else { 0 };
+            let tolerance = |i: usize| {
+                let inside = (at..at + len).contains(&i);
+                bounds.as_ref().filter(|_| inside).map(|b| b[i - at + folded_at])
+            };
+            wrong.absorb(got.compare::<T>(want, tolerance), of("output"));
+            if bounds.is_some() && job.kind.same_everywhere() {
+                if rank == 0 {
+                    first.copy(got);
+                } else {
+                    wrong.absorb(got.compare::<T>(first, |_| None), of("output, against rank 0's"));
+                }
+            }
+        }
+        Ok(wrong)
+    }
+}
+
+/// Whether the result is folded in another order than the ranks' and rounds otherwise for it.
+fn reordered(op: ReduceOp, dtype: DataType, algorithm: Option<Algorithm>) -> bool {
+    matches!(algorithm, Some(Algorithm::Ring | Algorithm::Tree))
+        && dtype.is_float()
+        && matches!(op, ReduceOp::Sum | ReduceOp::Product | ReduceOp::Average)
+}
+
+fn poison<T: Value>() -> u32 {
+    bytemuck::pod_read_unaligned(&[bytemuck::bytes_of(&T::POISON), &[0; 4]].concat()[..4])
+}
+
+/// Writes an image, into a larger buffer if need be.
+fn put(
+    device: &std::sync::Arc<dyn allhands::Device>,
+    buffer: &mut Option<Buffer>,
+    image: &Image,
+) -> Result<(), Failure> {
+    let bytes = image.bytes();
+    let fits = |b: &&mut Buffer| b.len() >= bytes.len() as u64;
+    let buffer = match buffer.as_mut().filter(fits) {
+        Some(_) => buffer.as_ref(),
+        None => {
+            *buffer = None; // The old one goes before the new one comes.
+            *buffer = Some(Buffer::new(device, DataType::U8, bytes.len() as u64)?);
+            buffer.as_ref()
+        }
+    };
+    buffer.map_or(Ok(()), |b| Ok(b.write_bytes(0, bytes)?))
+}
+
+/// Reads as much as `like` has.
+fn get(buffer: &Buffer, like: &Image, into: &mut Image) -> Result<(), Failure> {
+    into.resize_like(like);
+    Ok(buffer.read_bytes(0, into.bytes_mut())?)
+}

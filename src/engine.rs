@@ -1,0 +1,266 @@
+//! Carries out checked calls: schedules, lowered to the links, through staging. It does every call over any devices.
+//! (A vendor's own library would be a second engine beside it, taken where it is faster.)
+use crate::{
+    Error, Result,
+    call::Checked,
+    contract::{Clock, CommandsId, Device},
+    execute::{Plan, record},
+    link::{Link, Sync},
+    pending::{Operation, Pending, ReducedOn, Report},
+    plans::Plans,
+    relay::{Relay, Work},
+    schedule::{Algorithm, Collective, Path, algorithms, cost::Speed, lower},
+    staging::{Devices, Staging, Turn},
+    trace::Trace,
+    tuner::Tuner,
+};
+use allhands_cpu::{CpuDevice, Mode, Options};
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+/// What a caller may choose.
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    /// `None`: the fastest that gives the same bits for every message size.
+    pub algorithm: Option<Algorithm>,
+    /// How long a call may be without progress.
+    pub deadline: Duration,
+}
+
+/// What an engine is made of.
+pub(crate) struct Setup {
+    pub devices: Vec<Arc<dyn Device>>,
+    /// Of every ordered pair; empty for one rank.
+    pub links: Vec<Link>,
+    pub speeds: Vec<Speed>,
+    pub clock: Clock,
+    pub trace: Option<Arc<Trace>>,
+    /// A wait to leave out, counted over all waits of the communicator: the planted bug that a trace must show.
+    pub skip_wait: Option<u64>,
+}
+
+impl Setup {
+    /// For a proof: every pair by the same path, nothing measured yet.
+    pub fn alike(devices: Vec<Arc<dyn Device>>, path: Path, clock: Clock) -> Self {
+        let n = devices.len() as u32;
+        let pairs = (0..n).flat_map(|from| (0..n).map(move |to| (from, to))).filter(|(from, to)| from != to);
+        let link = |(from, to)| Link {
+            from,
+            to,
+            path,
+            sync: Sync::Relay,
+            latency: Duration::ZERO,
+            bandwidth: 1e9,
+            attempts: Vec::new(),
+        };
+        let speeds = vec![Speed { submit: 1e-5, copy: 1e9, reduce: 1e9, overlap: false }; devices.len()];
+        Setup { links: pairs.map(link).collect(), devices, speeds, clock, trace: None, skip_wait: None }
+    }
+}
+
+/// Devices, the links between them, and what is kept from call to call.
+pub(crate) struct Scheduled {
+    devices: Devices,
+    links: lower::Links,
+    path: String,
+    sync: String,
+    relay: Arc<Relay>,
+    plans: Plans,
+    tuner: Tuner,
+    clock: Clock,
+    trace: Option<Arc<Trace>>,
+    skip_wait: Option<u64>,
+    waits: AtomicU64,
+    /// Held while a call is queued, so that calls run in one order.
+    queue: Mutex<Queue>,
+}
+
+#[derive(Default)]
+struct Queue {
+    staging: Staging,
+    calls: u64,
+}
+
+impl Scheduled {
+    pub fn new(setup: Setup) -> Result<Self> {
+        let n = setup.devices.len() as u32;
+        let worker = |_: &Arc<dyn Device>| -> Result<Arc<dyn Device>> {
+            let options = Options { mode: Mode::Inline, clock: setup.clock.clone(), ..Options::default() };
+            Ok(CpuDevice::open(options)?)
+        };
+        let workers: Vec<Arc<dyn Device>> = setup.devices.iter().map(worker).collect::<Result<_>>()?;
+        let mut paths = vec![Path::Copied; (n * n) as usize];
+        for link in &setup.links {
+            paths[(link.to * n + link.from) as usize] = link.path;
+        }
+        let links = lower::Links {
+            ranks: n,
+            paths,
+            mapped: setup.devices.iter().map(|d| d.limits().mapped).collect(),
+            max_sources: setup.devices.iter().map(|d| d.limits().max_sources).collect(),
+        };
+        let tuner = Tuner::new(&setup.links, &setup.speeds, &*workers[0])?;
+        let devices = Devices { ranks: setup.devices, workers };
+        Ok(Scheduled {
+            relay: Relay::start(&devices, setup.clock.clone(), setup.trace.clone())?,
+            tuner,
+            plans: Plans::default(),
+            path: common(setup.links.iter().map(|l| l.path.name())),
+            sync: common(setup.links.iter().map(|l| l.sync.name())),
+            devices,
+            links,
+            clock: setup.clock,
+            trace: setup.trace,
+            skip_wait: setup.skip_wait,
+            waits: AtomicU64::new(0),
+            queue: Mutex::default(),
+        })
+    }
+    /// Bytes in the pools.
+    pub fn staging_bytes(&self) -> u64 {
+        self.lock().staging.bytes()
+    }
+    /// Fills the pools with a pattern.
+    pub fn poison_staging(&self, pattern: u32) -> Result<()> {
+        self.lock().staging.poison(&self.devices, pattern)
+    }
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    /// How the call is done: its plan is kept for calls like it.
+    fn plan(&self, call: &Checked, wanted: Option<Algorithm>) -> Result<Arc<Plan>> {
+        let collective = &call.shape.collective;
+        let have = algorithms(collective);
+        // A reduction that some device has no kernel for is the host's, for every rank, whatever was wanted.
+        let host = self.needs_host(call) && wanted.is_none_or(|a| have.contains(&a));
+        let forced = if host { Some(Algorithm::Host) } else { wanted };
+        let no = || Error::NoAlgorithm {
+            collective: collective.name(),
+            algorithm: forced.unwrap_or(Algorithm::Host),
+            have: have.iter().map(|a| a.name()).collect::<Vec<_>>().join(", "),
+        };
+        self.tuner.plan(&self.plans, &self.links, call, forced).ok_or_else(no)
+    }
+    /// Whether a rank's device lacks the kernel. Then all ranks leave the reduction to the host.
+    fn needs_host(&self, call: &Checked) -> bool {
+        call.op.is_some_and(|op| {
+            let lacks = |d: &Arc<dyn Device>| !d.limits().reduces(op, call.dtype);
+            crate::call::needs_host(op, call.dtype) || self.devices.ranks.iter().any(lacks)
+        })
+    }
+    /// Prepares every batch of a plan. If one is refused, none is left behind.
+    fn prepare(&self, plan: &Plan, call: &Checked, turn: Option<&Turn>, first: &[u64]) -> Result<Vec<CommandsId>> {
+        let mut prepared: Vec<CommandsId> = Vec::with_capacity(plan.batches.len());
+        for batch in &plan.batches {
+            let device = self.devices.of(batch.actor);
+            let ops = record(plan, batch, call, turn.map(|t| (&*t.pool, t.bank)), device.limits());
+            match device.prepare(&ops) {
+                Ok(commands) => prepared.push(commands),
+                Err(error) => {
+                    for (batch, commands) in plan.batches.iter().zip(prepared) {
+                        self.devices.of(batch.actor).destroy_commands(commands);
+                    }
+                    return Err(error.into());
+                }
+            }
+            if let Some(trace) = &self.trace {
+                trace.prepared(batch.actor, first[batch.actor as usize] + u64::from(batch.ordinal), &ops);
+            }
+        }
+        Ok(prepared)
+    }
+    /// Whether this wait is the planted bug.
+    fn keep_wait(&self) -> bool {
+        self.skip_wait.is_none_or(|skip| self.waits.fetch_add(1, Relaxed) != skip)
+    }
+    /// Starts a call, after all that its ranks wait for. Calls run in the order in which they are started.
+    pub fn start(&self, call: &Checked, request: &Request) -> Result<Pending> {
+        if let Some(first) = self.relay.failure() {
+            return Err(Error::Poisoned { first: Arc::new(first.clone()) });
+        }
+        let plan = self.plan(call, request.algorithm)?;
+        let mut queue = self.lock();
+        let needs = plan.needs(call.dtype);
+        let trace = self.trace.as_deref();
+        let turn = if needs.is_empty() { None } else { Some(queue.staging.turn(&self.devices, &needs, trace)?) };
+        // Of each actor: the values that its timeline has before and after the call.
+        let before = self.relay.issued();
+        let submissions = |actor: usize| plan.submissions.get(actor).copied().unwrap_or(0);
+        let first: Vec<u64> = before.iter().map(|v| v + 1).collect();
+        let last: Vec<u64> = before.iter().enumerate().map(|(a, v)| v + u64::from(submissions(a))).collect();
+        let commands = self.prepare(&plan, call, turn.as_ref(), &first)?;
+
+        let n = self.devices.ranks.len();
+        let after = call.ranks.iter().zip(&self.devices.ranks);
+        let operation = Operation::new(
+            format!("{} #{} of {} elements", call.shape.collective.name(), queue.calls, call.shape.count),
+            request.deadline,
+            after.flat_map(|(r, d)| r.after.iter().map(|p| (d.clone(), *p))).collect(),
+            (0..n).map(|a| crate::contract::Point { timeline: self.relay.timeline(a), value: last[a] }).collect(),
+            (0..n).map(submissions).collect(),
+            self.report(&plan),
+            self.clock.clone(),
+            turn.as_ref().map(|t| t.pool.clone()),
+        );
+        // The first submission of each actor follows all that used the bank before.
+        let bank: Vec<(usize, u64)> = match &turn {
+            Some(turn) if trace.is_some() || !self.relay.reached(&turn.after) => {
+                turn.after.iter().copied().enumerate().filter(|(_, value)| *value > 0).collect()
+            }
+            _ => Vec::new(),
+        };
+        let mut work = Vec::with_capacity(plan.batches.len());
+        for (batch, commands) in plan.batches.iter().zip(commands) {
+            let actor = batch.actor as usize;
+            let mut waits: Vec<(usize, u64)> =
+                batch.waits.iter().map(|&(a, ordinal)| (a as usize, first[a as usize] + u64::from(ordinal))).collect();
+            let mut after = Vec::new();
+            if batch.ordinal == 0 {
+                waits.extend(bank.iter().filter(|(other, _)| *other != actor));
+                after.extend(call.ranks.get(actor).iter().flat_map(|r| &r.after).copied());
+            }
+            waits.retain(|_| self.keep_wait());
+            let value = first[actor] + u64::from(batch.ordinal);
+            work.push(Work { actor, value, commands: Some(commands), waits, after, operation: operation.clone() });
+        }
+        if let Some(trace) = trace {
+            let values = (0..before.len()).map(|a| (first[a], submissions(a))).collect();
+            trace.call(call, plan.algorithm, values);
+        }
+        if let Some(turn) = turn {
+            turn.take(last);
+        }
+        queue.calls += 1;
+        self.relay.enqueue(work)?;
+        Ok(Pending(operation))
+    }
+    fn report(&self, plan: &Plan) -> Report {
+        let moves = plan.schedule.shape.collective == Collective::Barrier || plan.chunks > 0;
+        Report {
+            algorithm: moves.then_some(plan.algorithm),
+            path: self.path.clone(),
+            sync: self.sync.clone(),
+            reduced_on: if moves { plan.reduced_on } else { ReducedOn::None },
+            submits: plan.rank_submissions(),
+            chunks: plan.chunks,
+        }
+    }
+}
+
+impl Drop for Scheduled {
+    /// What is pending goes on: its lanes end when it has.
+    fn drop(&mut self) {
+        self.relay.close();
+    }
+}
+
+/// The one name that all have, or `mixed`, or `none`.
+fn common(mut names: impl Iterator<Item = &'static str>) -> String {
+    let first = names.next();
+    if names.any(|n| Some(n) != first) { "mixed".into() } else { first.unwrap_or("none").into() }
+}

@@ -1,0 +1,352 @@
+//! How each pair of ranks reaches each other: found, proven, measured.
+//!
+//! | path | what crosses | needs |
+//! |---|---|---|
+//! | peer | a write into the other's device memory | memory that both can export and import; proof |
+//! | shared host | one host allocation that both have imported | import of host memory; proof |
+//! | copied | each has its own host-visible staging, the CPU carries | nothing but proof |
+//!
+//! | sync | | |
+//! |---|---|---|
+//! | native | the other's timeline, waited on by the device | exportable and importable timelines, the same driver; proof |
+//! | relay | the CPU carries progress | nothing |
+//!
+//! An import that succeeds proves nothing: there are drivers that return success and then read zeros, at full speed.
+//! So each path is proven before it is used, on throwaway devices: a pattern that depends on address and attempt goes
+//! both ways at once, under a deadline, through the same schedules, staging and relay as any later call. Then it is
+//! timed, and a path slower than the next one is not used. A failed proof is no error: the next path is taken, and
+//! the link keeps what was tried and why it lost.
+use crate::{
+    Buffer, Error, Result,
+    call::{Part, check},
+    contract::{Clock, DataType, Device, DeviceId, SharedKind},
+    engine::{Request, Scheduled, Setup},
+    schedule::{Algorithm, Collective, Path, cost::Speed},
+    speed,
+};
+use std::{
+    collections::HashMap,
+    fmt,
+    str::FromStr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// How a rank learns that another is done.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
+pub enum Sync {
+    /// Its device waits on the other's timeline.
+    Native,
+    /// The CPU carries progress.
+    Relay,
+}
+
+impl Sync {
+    /// Every sync, best first.
+    pub const ALL: [Sync; 2] = [Sync::Native, Sync::Relay];
+    /// The name on the command line and in tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Sync::Native => "native",
+            Sync::Relay => "relay",
+        }
+    }
+}
+
+impl fmt::Display for Sync {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Sync {
+    type Err = Error;
+    fn from_str(s: &str) -> Result<Self> {
+        let found = Sync::ALL.into_iter().find(|v| v.name() == s);
+        found.ok_or_else(|| Error::Parse(format!("{s:?} is no sync; right are native and relay")))
+    }
+}
+
+impl FromStr for Path {
+    type Err = Error;
+    fn from_str(s: &str) -> Result<Self> {
+        let found = Path::ALL.into_iter().find(|v| v.name() == s);
+        found.ok_or_else(|| Error::Parse(format!("{s:?} is no path; right are peer, shared-host and copied")))
+    }
+}
+
+impl FromStr for Algorithm {
+    type Err = Error;
+    fn from_str(s: &str) -> Result<Self> {
+        let found = Algorithm::ALL.into_iter().find(|v| v.name() == s);
+        found.ok_or_else(|| {
+            Error::Parse(format!("{s:?} is no algorithm; right are one-shot, two-shot, host, ring and tree"))
+        })
+    }
+}
+
+/// How data gets from rank `from` to rank `to`.
+#[derive(Clone, Debug)]
+pub struct Link {
+    /// The writer.
+    pub from: u32,
+    /// The reader.
+    pub to: u32,
+    /// What is used.
+    pub path: Path,
+    /// What is used.
+    pub sync: Sync,
+    /// From a call on both ranks to both having four bytes of the other.
+    pub latency: Duration,
+    /// Bytes a second each way, both ways at once, from device memory to device memory.
+    pub bandwidth: f64,
+    /// What was tried, best first.
+    pub attempts: Vec<Attempt>,
+}
+
+/// One way to cross that was looked at.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Attempt {
+    /// What crosses.
+    pub path: Path,
+    /// How progress is learnt of.
+    pub sync: Sync,
+    /// What came of it.
+    pub outcome: Outcome,
+}
+
+/// What came of an attempt.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// Proven and used.
+    Chosen,
+    /// Proven, but the next one is faster.
+    Slower(String),
+    /// It did not deliver what was sent: how.
+    Failed(String),
+    /// A device lacks what it needs: what.
+    Refused(String),
+    /// Proven and not needed.
+    Spare,
+    /// Another was forced.
+    NotTried,
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Outcome::Chosen => f.write_str("chosen"),
+            Outcome::Slower(why) => write!(f, "slower: {why}"),
+            Outcome::Failed(why) => write!(f, "failed its proof: {why}"),
+            Outcome::Refused(why) => write!(f, "refused: {why}"),
+            Outcome::Spare => f.write_str("proven, not needed"),
+            Outcome::NotTried => f.write_str("not tried: another was forced"),
+        }
+    }
+}
+
+/// A choice that is forced rather than found.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Forced {
+    pub path: Option<Path>,
+    pub sync: Option<Sync>,
+}
+
+/// A proof that takes longer has failed.
+const PROOF_DEADLINE: Duration = Duration::from_secs(2);
+const PROOF_ROUNDS: u32 = 3;
+/// Odd, and more than one page.
+const PROOF_ELEMENTS: u64 = 4_099;
+const BULK_ELEMENTS: u64 = 256 << 10;
+/// A path is slower than the next one if it takes so many times as long: less is noise.
+const SLOWER: f64 = 1.25;
+
+/// The links of all ordered pairs of ranks, and the speed of each rank's device.
+pub(crate) fn find(devices: &[Arc<dyn Device>], forced: Forced, clock: &Clock) -> Result<(Vec<Link>, Vec<Speed>)> {
+    let mut siblings: HashMap<DeviceId, (Arc<dyn Device>, Speed)> = HashMap::new();
+    for device in devices {
+        if !siblings.contains_key(&device.info().id) {
+            let sibling = device.sibling()?;
+            let speed = speed::measure(&*sibling)?;
+            siblings.insert(device.info().id, (sibling, speed));
+        }
+    }
+    let sibling = |rank: usize| &siblings[&devices[rank].info().id].0;
+    let mut known: HashMap<(DeviceId, DeviceId), Link> = HashMap::new();
+    let mut links = Vec::new();
+    for from in 0..devices.len() {
+        for to in (0..devices.len()).filter(|to| *to != from) {
+            let (a, b) = (from.min(to), from.max(to));
+            let key = (devices[a].info().id, devices[b].info().id);
+            if !known.contains_key(&key) {
+                known.insert(key, pair([a as u32, b as u32], [sibling(a), sibling(b)], forced, clock)?);
+            }
+            links.push(Link { from: from as u32, to: to as u32, ..known[&key].clone() });
+        }
+    }
+    let speeds = devices.iter().map(|d| siblings[&d.info().id].1).collect();
+    Ok((links, speeds))
+}
+
+fn pair(ranks: [u32; 2], devices: [&Arc<dyn Device>; 2], forced: Forced, clock: &Clock) -> Result<Link> {
+    let mut attempts = Vec::new();
+    let mut proven: Vec<(usize, Measured)> = Vec::new();
+    for path in Path::ALL {
+        for sync in Sync::ALL {
+            let wanted = forced.path.is_none_or(|p| p == path) && forced.sync.is_none_or(|s| s == sync);
+            let outcome = if !wanted {
+                Outcome::NotTried
+            } else if let Some(why) = refusal(path, sync, devices) {
+                Outcome::Refused(why)
+            } else {
+                match prove(path, devices, clock) {
+                    Ok(measured) => {
+                        proven.push((attempts.len(), measured));
+                        Outcome::Spare
+                    }
+                    Err(why) => Outcome::Failed(why),
+                }
+            };
+            attempts.push(Attempt { path, sync, outcome });
+        }
+    }
+    // The first proven one that the next is not faster than.
+    let mut chosen = None;
+    for (i, (attempt, measured)) in proven.iter().enumerate() {
+        match proven.get(i + 1) {
+            Some((_, next)) if measured.bulk > next.bulk.mul_f64(SLOWER) => {
+                let why = format!("1 MiB in {:.0?}, and in {:.0?} by the next", measured.bulk, next.bulk);
+                attempts[*attempt].outcome = Outcome::Slower(why);
+            }
+            _ => {
+                attempts[*attempt].outcome = Outcome::Chosen;
+                chosen = Some((*attempt, *measured));
+                break;
+            }
+        }
+    }
+    let Some((index, measured)) = chosen else {
+        let tried = attempts.iter().filter(|a| a.outcome != Outcome::NotTried);
+        let why: Vec<String> = tried.map(|a| format!("{} with {}: {}", a.path, a.sync, a.outcome)).collect();
+        return Err(Error::Path { ranks: (ranks[0], ranks[1]), why: why.join("; ") });
+    };
+    for attempt in attempts.iter().filter(|a| matches!(a.outcome, Outcome::Failed(_) | Outcome::Slower(_))) {
+        log::warn!("ranks {} and {}: {} with {} {}", ranks[0], ranks[1], attempt.path, attempt.sync, attempt.outcome);
+    }
+    let moved = (BULK_ELEMENTS * 4) as f64;
+    let bandwidth = moved / measured.bulk.saturating_sub(measured.small).as_secs_f64().max(1e-9);
+    let (path, sync) = (attempts[index].path, attempts[index].sync);
+    Ok(Link { from: ranks[0], to: ranks[1], path, sync, latency: measured.small, bandwidth, attempts })
+}
+
+/// What a device lacks for it.
+fn refusal(path: Path, sync: Sync, devices: [&Arc<dyn Device>; 2]) -> Option<String> {
+    let lacks = |what: &str, has: &dyn Fn(&Arc<dyn Device>) -> bool| {
+        let without: Vec<_> = devices.into_iter().filter(|d| !has(d)).map(|d| d.info().backend).collect();
+        (!without.is_empty()).then(|| format!("{} cannot {what}", without.join(" and ")))
+    };
+    if sync == Sync::Native {
+        return lacks("export and import timelines", &|d| d.limits().timeline_export && d.limits().timeline_import);
+    }
+    match path {
+        Path::Peer => lacks("export and import device memory", &|d| {
+            let across = |kinds: &[SharedKind]| kinds.iter().any(|k| *k != SharedKind::Host);
+            across(&d.limits().memory_export) && across(&d.limits().memory_import)
+        }),
+        Path::SharedHost => lacks("import host memory", &|d| d.limits().memory_import.contains(&SharedKind::Host)),
+        Path::Copied => None,
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Measured {
+    /// The median of a few small exchanges, the best of a few of 1 MiB each way.
+    small: Duration,
+    bulk: Duration,
+}
+
+/// Sends a pattern both ways at once and reads it back; then the same, timed.
+fn prove(path: Path, devices: [&Arc<dyn Device>; 2], clock: &Clock) -> std::result::Result<Measured, String> {
+    let setup = Setup::alike(vec![devices[0].clone(), devices[1].clone()], path, clock.clone());
+    let engine = Scheduled::new(setup).map_err(|e| e.to_string())?;
+    let exchange = Exchange::new(devices, &engine).map_err(|e| e.to_string())?;
+    for round in 0..PROOF_ROUNDS {
+        exchange.prove(round)?;
+    }
+    let timed = |count, rounds| exchange.time(count, rounds).map_err(|e| e.to_string());
+    let mut small = timed(1, 9)?;
+    small.sort();
+    let bulk = timed(BULK_ELEMENTS, 3)?;
+    Ok(Measured { small: small[small.len() / 2], bulk: bulk.into_iter().min().unwrap_or_default() })
+}
+
+/// An all-gather over two throwaway ranks.
+struct Exchange<'a> {
+    devices: Vec<Arc<dyn Device>>,
+    engine: &'a Scheduled,
+    inputs: Vec<Buffer>,
+    outputs: Vec<Buffer>,
+}
+
+impl<'a> Exchange<'a> {
+    fn new(devices: [&Arc<dyn Device>; 2], engine: &'a Scheduled) -> Result<Self> {
+        let make = |count| -> Result<Vec<Buffer>> {
+            devices.iter().map(|d| Buffer::new(d, DataType::U32, count)).collect()
+        };
+        Ok(Exchange {
+            devices: devices.map(Clone::clone).to_vec(),
+            engine,
+            inputs: make(BULK_ELEMENTS)?,
+            outputs: make(BULK_ELEMENTS * 2)?,
+        })
+    }
+    fn run(&self, count: u64) -> Result<()> {
+        let parts = self.inputs.iter().zip(&self.outputs);
+        let parts = parts.map(|(i, o)| Part::new(i.slice(0, count), o.slice(0, count * 2))).collect();
+        let call = check(&self.devices, Collective::AllGather, None, parts)?;
+        self.engine.start(&call, &Request { algorithm: Some(Algorithm::OneShot), deadline: PROOF_DEADLINE })?.wait()
+    }
+    fn prove(&self, round: u32) -> std::result::Result<(), String> {
+        let pattern = |rank: u32| -> Vec<u32> { (0..PROOF_ELEMENTS as u32).map(|i| word(rank, round, i)).collect() };
+        let run = || -> Result<Vec<Vec<u32>>> {
+            for (rank, input) in (0..).zip(&self.inputs) {
+                input.write(&pattern(rank))?;
+            }
+            for output in &self.outputs {
+                output.write(&vec![0xdead_beef_u32; 2 * PROOF_ELEMENTS as usize])?;
+            }
+            self.run(PROOF_ELEMENTS)?;
+            self.outputs.iter().map(|o| o.read()).collect()
+        };
+        let outputs = run().map_err(|e| e.to_string())?;
+        for (reader, output) in outputs.iter().enumerate() {
+            for writer in 0..2 {
+                let got = &output[writer as usize * PROOF_ELEMENTS as usize..][..PROOF_ELEMENTS as usize];
+                for (i, (got, want)) in got.iter().zip(pattern(writer)).enumerate() {
+                    if *got != want {
+                        let what = if *got == 0 { "zeros" } else { "other bytes" };
+                        return Err(format!(
+                            "{reader} reads {what} from {writer}: word {i} is {got:#010x} and was {want:#010x}"
+                        ));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+    fn time(&self, count: u64, rounds: u32) -> Result<Vec<Duration>> {
+        self.run(count)?; // once to warm up
+        let one = |_| {
+            let start = Instant::now();
+            self.run(count)?;
+            Ok(start.elapsed())
+        };
+        (0..rounds).map(one).collect()
+    }
+}
+
+/// A word that depends on who wrote it, when and where, and is never zero.
+fn word(rank: u32, round: u32, index: u32) -> u32 {
+    let mixed = (index ^ rank.rotate_left(30) ^ round.rotate_left(24)).wrapping_mul(0x9e37_79b1);
+    (mixed ^ mixed >> 15) | 1
+}

@@ -1,0 +1,569 @@
+//! The CPU proxy: carries progress from rank to rank, opens gates, submits what is held.
+//!
+//! Each actor (a rank, or a host worker) has one timeline; a submission raises it by one. The *board* has a word for
+//! each actor: how far its timeline is known to be. Each device has a *lane*: a thread that blocks in the device's
+//! `wait_any`, writes what it finds on the board, and acts on what others wrote there.
+//!
+//! How a submission waits for another actor depends on its device:
+//! - **gated**: it is in the device's queue at once and waits on a *gate*, a timeline of that device which follows the
+//!   other actor's. Only the other actor's lane raises it, and never under a lock of a queue.
+//! - **held** (every wgpu-hal queue, and host workers): it stays in the lane until the board says that its waits are
+//!   met. A gate there would block the next submission of anybody, the app's too.
+//!
+//! The host worker of a rank runs on the rank's lane: its device executes inside `submit`. A lane with nothing
+//! pending sleeps until it is given work.
+use crate::{
+    Error, Result,
+    contract::{Clock, CommandsId, Device, Point, Submission, TimelineId, Waited},
+    pending::Operation,
+    staging::Devices,
+    trace::Trace,
+};
+use std::{
+    collections::{HashMap, VecDeque},
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        atomic::{AtomicU64, Ordering::SeqCst},
+    },
+    time::{Duration, Instant},
+};
+
+/// One submission of one actor, on its way to the device.
+pub(crate) struct Work {
+    pub actor: usize,
+    /// Of the actor's timeline, once it is complete.
+    pub value: u64,
+    pub commands: Option<CommandsId>,
+    /// Actors and the values of their timelines that come first.
+    pub waits: Vec<(usize, u64)>,
+    /// Points of timelines of the device itself, which the caller named.
+    pub after: Vec<Point>,
+    pub operation: Arc<Operation>,
+}
+
+pub(crate) struct Relay {
+    actors: Vec<Actor>,
+    lanes: Vec<Lane>,
+    /// Of each actor, how far its timeline is known to be.
+    board: Vec<AtomicU64>,
+    /// When a submission last completed, in nanoseconds since `start`.
+    progress: AtomicU64,
+    start: Instant,
+    clock: Clock,
+    failure: OnceLock<Error>,
+    /// One lock for each gated queue in the process, in one order: see [`Relay::enqueue`].
+    queues: Vec<Arc<Mutex<()>>>,
+    trace: Option<Arc<Trace>>,
+}
+
+struct Actor {
+    device: Arc<dyn Device>,
+    timeline: TimelineId,
+    lane: usize,
+    rank: usize,
+    /// The value of its last submission.
+    issued: AtomicU64,
+    /// Of each other actor on another device, if this device is gated: what follows the other's timeline.
+    gates: Vec<Option<Gate>>,
+}
+
+struct Gate {
+    timeline: TimelineId,
+    /// The highest value that a submission waits for.
+    wanted: AtomicU64,
+    opened: AtomicU64,
+}
+
+struct Lane {
+    device: Arc<dyn Device>,
+    actors: Vec<usize>,
+    state: Mutex<State>,
+    work: Condvar,
+}
+
+struct State {
+    /// Of each actor of the lane: not yet submitted, in order; then submitted and not known to be complete.
+    held: Vec<VecDeque<Work>>,
+    flying: Vec<VecDeque<(u64, Arc<Operation>)>>,
+    mode: Mode,
+    /// A bit for each actor (modulo 64) whose progress a held submission waits for.
+    awaits: u64,
+    closing: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Running,
+    /// Nothing is pending: on the lane's condition variable.
+    Idle,
+    /// In the device's `wait_any`.
+    Waiting,
+}
+
+/// What a lane does next.
+enum Next {
+    Submit(Box<Work>),
+    Wait(Vec<Point>, Instant),
+    Idle,
+    Exit,
+}
+
+impl Relay {
+    /// Makes the timelines and starts a lane for each device.
+    pub fn start(devices: &Devices, clock: Clock, trace: Option<Arc<Trace>>) -> Result<Arc<Self>> {
+        let ranks = devices.ranks.len();
+        let mut lanes: Vec<Lane> = Vec::new();
+        let mut actors = Vec::new();
+        for actor in 0..devices.actors() as usize {
+            let (device, rank) = (devices.of(actor as u32), actor % ranks);
+            let home = &devices.ranks[rank];
+            let lane = lanes.iter().position(|l| l.device.info().id == home.info().id).unwrap_or(lanes.len());
+            if lane == lanes.len() {
+                lanes.push(Lane::new(home.clone()));
+            }
+            lanes[lane].add(actor);
+            let timeline = device.create_timeline(false)?;
+            let gates = Vec::new();
+            actors.push(Actor { device: device.clone(), timeline, lane, rank, issued: AtomicU64::new(0), gates });
+        }
+        for actor in 0..actors.len() {
+            let device = actors[actor].device.clone();
+            let gate = |other: &Actor| -> Result<Option<Gate>> {
+                if !device.limits().gated || other.device.info().id == device.info().id {
+                    return Ok(None);
+                }
+                let timeline = device.create_timeline(false)?;
+                Ok(Some(Gate { timeline, wanted: AtomicU64::new(0), opened: AtomicU64::new(0) }))
+            };
+            actors[actor].gates = actors.iter().map(gate).collect::<Result<_>>()?;
+        }
+        let relay = Arc::new(Relay {
+            board: actors.iter().map(|_| AtomicU64::new(0)).collect(),
+            progress: AtomicU64::new(0),
+            start: clock.now(),
+            failure: OnceLock::new(),
+            queues: queue_locks(&lanes),
+            actors,
+            lanes,
+            clock,
+            trace,
+        });
+        for lane in 0..relay.lanes.len() {
+            let thread = std::thread::Builder::new().name(format!("allhands lane {lane}"));
+            let own = relay.clone();
+            if let Err(e) = thread.spawn(move || own.run(lane)) {
+                relay.close();
+                return Err(Error::Thread { device: relay.lanes[lane].device.info().id, why: e.to_string() });
+            }
+        }
+        Ok(relay)
+    }
+    /// The first failure in flight, if there was one.
+    pub fn failure(&self) -> Option<&Error> {
+        self.failure.get()
+    }
+    /// The value of each actor's last submission.
+    pub fn issued(&self) -> Vec<u64> {
+        self.actors.iter().map(|a| a.issued.load(SeqCst)).collect()
+    }
+    /// The timeline of an actor.
+    pub fn timeline(&self, actor: usize) -> TimelineId {
+        self.actors[actor].timeline
+    }
+    /// Whether every actor is known to be as far as `values`.
+    pub fn reached(&self, values: &[u64]) -> bool {
+        self.board.iter().zip(values).all(|(board, value)| board.load(SeqCst) >= *value)
+    }
+    /// No more work will come: each lane ends once all that is pending is done or has failed.
+    pub fn close(&self) {
+        for lane in &self.lanes {
+            lane.kick(|state| state.closing = true);
+        }
+    }
+
+    /// Queues the submissions of one call, each after all that it waits for. Calls of one communicator come one at a
+    /// time, under its lock.
+    ///
+    /// Two communicators over the same gated devices could each queue first on one device and second on the other,
+    /// and wait for each other for ever. So a call holds the locks of all its gated queues, taken in one order
+    /// throughout the process, while it is queued. Held submissions wait for nothing in their queue: no order needed.
+    pub fn enqueue(&self, work: Vec<Work>) -> Result<()> {
+        let _queues: Vec<_> = self.queues.iter().map(|q| q.lock().unwrap_or_else(PoisonError::into_inner)).collect();
+        let mut gated: Vec<(usize, Vec<Work>)> = Vec::new();
+        let mut touched = vec![false; self.lanes.len()];
+        for work in work {
+            let actor = &self.actors[work.actor];
+            actor.issued.store(work.value, SeqCst);
+            touched[actor.lane] = true;
+            if !actor.device.limits().gated {
+                let lane = &self.lanes[actor.lane];
+                lane.lock().held[lane.place(work.actor)].push_back(work);
+                continue;
+            }
+            match gated.iter_mut().find(|(a, _)| self.actors[*a].device.info().id == actor.device.info().id) {
+                Some((_, list)) => list.push(work),
+                None => gated.push((work.actor, vec![work])),
+            }
+        }
+        let mut result = Ok(());
+        for (_, list) in gated {
+            result = result.and_then(|()| self.submit_gated(list));
+        }
+        for (index, lane) in self.lanes.iter().enumerate().filter(|(i, _)| touched[*i]) {
+            let submitted = self.guard(lane.actors[0], || self.submit_ready(&mut lane.lock(), index));
+            result = result.and(submitted);
+            lane.kick(|_| ());
+        }
+        if let Some(failure) = self.failure() {
+            self.drain();
+            return Err(failure.clone());
+        }
+        result
+    }
+    /// One submit for a gated queue: what it waits for need not have happened.
+    fn submit_gated(&self, list: Vec<Work>) -> Result<()> {
+        let device = &self.actors[list[0].actor].device;
+        let mut points: Vec<Vec<Point>> = Vec::with_capacity(list.len());
+        for work in &list {
+            let mut waits = work.after.clone();
+            waits.extend(work.waits.iter().filter_map(|&(other, value)| self.gate(work.actor, other, value)));
+            points.push(waits);
+            self.record(work);
+        }
+        let submissions: Vec<Submission<'_>> =
+            list.iter().zip(&points).map(|(work, waits)| self.submission(work, waits)).collect();
+        for work in &list {
+            let lane = &self.lanes[self.actors[work.actor].lane];
+            lane.lock().flying[lane.place(work.actor)].push_back((work.value, work.operation.clone()));
+        }
+        self.guard(list[0].actor, || device.submit(&submissions))?;
+        list.iter().for_each(|work| self.submitted(work));
+        Ok(())
+    }
+    /// What a gated submission of `actor` waits on to come after `value` of `other`; `None` if that is reached.
+    fn gate(&self, actor: usize, other: usize, value: u64) -> Option<Point> {
+        if self.board[other].load(SeqCst) >= value {
+            return None;
+        }
+        let Some(gate) = &self.actors[actor].gates[other] else {
+            return Some(Point { timeline: self.actors[other].timeline, value }); // the same device: no relay needed
+        };
+        gate.wanted.fetch_max(value, SeqCst);
+        // The other's lane writes the board and then reads what is wanted. Either it sees this, or this sees that.
+        (self.board[other].load(SeqCst) < value).then_some(Point { timeline: gate.timeline, value })
+    }
+    fn submission<'a>(&self, work: &Work, waits: &'a [Point]) -> Submission<'a> {
+        let signal = Point { timeline: self.actors[work.actor].timeline, value: work.value };
+        Submission { commands: work.commands, waits, signal }
+    }
+    fn submitted(&self, work: &Work) {
+        work.operation.submitted(work.actor);
+        let device = &self.actors[work.actor].device;
+        if let Some(commands) = work.commands.filter(|_| device.limits().resubmit) {
+            device.destroy_commands(commands); // Its memory stays until it has completed.
+        }
+    }
+    /// Submits what is held and ready, on devices whose submit returns at once.
+    fn submit_ready(&self, state: &mut State, lane: usize) -> crate::contract::Result<()> {
+        for (place, &actor) in self.lanes[lane].actors.iter().enumerate() {
+            if self.actors[actor].device.limits().submit_blocks {
+                continue;
+            }
+            while let Some(work) = self.take_ready(state, place) {
+                self.record(&work);
+                state.flying[place].push_back((work.value, work.operation.clone()));
+                self.actors[actor].device.submit(&[self.submission(&work, &[])])?;
+                self.submitted(&work);
+            }
+        }
+        Ok(())
+    }
+    fn take_ready(&self, state: &mut State, place: usize) -> Option<Work> {
+        let ready = self.is_ready(state.held[place].front()?);
+        if ready { state.held[place].pop_front() } else { None }
+    }
+    fn is_ready(&self, work: &Work) -> bool {
+        let device = &self.actors[work.actor].device;
+        work.waits.iter().all(|&(other, value)| self.board[other].load(SeqCst) >= value)
+            && work.after.iter().all(|p| device.value(p.timeline).is_ok_and(|v| v >= p.value))
+    }
+
+    /// The thread of a lane.
+    fn run(&self, index: usize) {
+        let lane = &self.lanes[index];
+        loop {
+            let wakes = lane.device.wakes();
+            let step = self.guard(lane.actors[0], || {
+                self.collect(lane)?;
+                match self.next(index)? {
+                    Next::Submit(work) => self.submit_blocking(lane, *work)?,
+                    Next::Wait(points, deadline) => {
+                        let waited = lane.device.wait_any(&points, wakes, deadline);
+                        lane.lock().mode = Mode::Running;
+                        if waited? == Waited::TimedOut {
+                            self.check_deadline(lane);
+                        }
+                    }
+                    Next::Idle => lane.sleep(),
+                    Next::Exit => return Ok(false),
+                }
+                Ok(true)
+            });
+            match step {
+                Ok(true) => {}
+                Ok(false) => return,
+                // The failure is recorded and all that was pending has ended with it.
+                Err(_) => lane.lock().mode = Mode::Running,
+            }
+        }
+    }
+    /// Reads the lane's timelines and passes on what has completed.
+    fn collect(&self, lane: &Lane) -> crate::contract::Result<()> {
+        for (place, &actor) in lane.actors.iter().enumerate() {
+            if lane.lock().flying[place].is_empty() {
+                continue;
+            }
+            let value = self.actors[actor].device.value(self.actors[actor].timeline)?;
+            if value <= self.board[actor].load(SeqCst) {
+                continue;
+            }
+            self.progress.store((self.clock.now() - self.start).as_nanos() as u64, SeqCst);
+            self.publish(actor, value)?;
+            let mut state = lane.lock();
+            while let Some((_, operation)) = state.flying[place].pop_front_if(|(v, _)| *v <= value) {
+                operation.completed(actor);
+            }
+        }
+        Ok(())
+    }
+    /// Writes the board, opens the gates that wait for it and wakes the lanes that hold something for it.
+    fn publish(&self, actor: usize, value: u64) -> crate::contract::Result<()> {
+        self.board[actor].store(value, SeqCst);
+        for other in &self.actors {
+            let Some(gate) = &other.gates[actor] else { continue };
+            if gate.wanted.load(SeqCst) > gate.opened.load(SeqCst) && gate.opened.fetch_max(value, SeqCst) < value {
+                other.device.signal(Point { timeline: gate.timeline, value })?;
+            }
+        }
+        let bit = 1 << (actor % 64);
+        for (index, lane) in self.lanes.iter().enumerate() {
+            if index != self.actors[actor].lane {
+                lane.kick_if(|state| state.awaits & bit != 0);
+            }
+        }
+        Ok(())
+    }
+    fn next(&self, index: usize) -> crate::contract::Result<Next> {
+        let lane = &self.lanes[index];
+        let mut state = lane.lock();
+        self.submit_ready(&mut state, index)?;
+        for (place, &actor) in lane.actors.iter().enumerate() {
+            if !self.actors[actor].device.limits().submit_blocks {
+                continue; // Only under the lock, so that a caller's thread and this one keep the order.
+            }
+            if let Some(work) = self.take_ready(&mut state, place) {
+                self.record(&work);
+                return Ok(Next::Submit(Box::new(work)));
+            }
+        }
+        let (mut points, mut awaits, mut deadline) = (Vec::new(), 0, None::<Instant>);
+        for (place, &actor) in lane.actors.iter().enumerate() {
+            if let Some((value, operation)) = state.flying[place].front() {
+                points.push(Point { timeline: self.actors[actor].timeline, value: *value });
+                deadline = earlier(deadline, self.deadline(operation));
+            }
+            if let Some(work) = state.held[place].front() {
+                points.extend(work.after.iter().filter(|p| p.timeline.device == lane.device.info().id));
+                for &(other, value) in &work.waits {
+                    if self.board[other].load(SeqCst) < value {
+                        awaits |= 1 << (other % 64);
+                    }
+                }
+                deadline = earlier(deadline, self.deadline(&work.operation));
+            }
+        }
+        state.awaits = awaits;
+        // A lane that writes the board reads `awaits` after: whatever it wrote before that is looked at here.
+        let missed = |state: &State| state.held.iter().filter_map(VecDeque::front).any(|w| self.is_ready(w));
+        Ok(match deadline {
+            _ if missed(&state) => {
+                drop(state);
+                return self.next(index);
+            }
+            Some(deadline) => {
+                state.mode = Mode::Waiting;
+                Next::Wait(points, deadline)
+            }
+            None if state.closing => Next::Exit,
+            None => {
+                state.mode = Mode::Idle;
+                Next::Idle
+            }
+        })
+    }
+    /// On a device that works inside submit: outside the lane's lock, so that callers are not kept.
+    fn submit_blocking(&self, lane: &Lane, work: Work) -> crate::contract::Result<()> {
+        lane.lock().flying[lane.place(work.actor)].push_back((work.value, work.operation.clone()));
+        self.actors[work.actor].device.submit(&[self.submission(&work, &[])])?;
+        self.submitted(&work);
+        Ok(())
+    }
+    /// When the operation has been without progress for too long.
+    fn deadline(&self, operation: &Operation) -> Instant {
+        let progress = self.start + Duration::from_nanos(self.progress.load(SeqCst));
+        progress.max(operation.started) + operation.deadline
+    }
+    fn check_deadline(&self, lane: &Lane) {
+        let late = {
+            let state = lane.lock();
+            let flying = state.flying.iter().filter_map(|q| q.front().map(|f| f.1.clone()));
+            let held = state.held.iter().filter_map(|q| q.front().map(|w| w.operation.clone()));
+            let now = self.clock.now();
+            flying.chain(held).find(|o| self.deadline(o) <= now)
+        };
+        let Some(operation) = late else { return };
+        if !operation.may_run() {
+            // What its caller has it wait for has not come: its time does not run yet.
+            self.progress.store((self.clock.now() - self.start).as_nanos() as u64, SeqCst);
+            return;
+        }
+        let (what, deadline, arrived) = (operation.what.clone(), operation.deadline, operation.arrived());
+        self.fail(Error::Timeout { what, deadline, arrived });
+    }
+
+    /// Runs `f`; what goes wrong in it, a panic included, becomes the failure of the communicator.
+    fn guard<T>(&self, actor: usize, f: impl FnOnce() -> crate::contract::Result<T>) -> Result<T> {
+        let why = match catch_unwind(AssertUnwindSafe(f)) {
+            Ok(Ok(value)) => return Ok(value),
+            Ok(Err(error)) => error.to_string(),
+            Err(panic) => {
+                let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+                format!("its driver panicked: {}", text.unwrap_or("without a message"))
+            }
+        };
+        let error = Error::Failed { rank: self.actors[actor].rank as u32, why };
+        self.fail(error.clone());
+        Err(error)
+    }
+    /// Ends all that is pending with the first cause.
+    fn fail(&self, error: Error) {
+        if self.failure.set(error).is_ok() {
+            log::error!("{}", self.failure().map(ToString::to_string).unwrap_or_default());
+        }
+        self.drain();
+    }
+    /// Ends what is pending, and opens every gate: the queues of the devices are others' too and must run dry. What
+    /// still runs there keeps its memory alive.
+    fn drain(&self) {
+        let Some(failure) = self.failure() else { return };
+        for lane in &self.lanes {
+            let mut ended = Vec::new();
+            lane.kick(|state| {
+                for work in state.held.iter_mut().flat_map(|q| q.drain(..)) {
+                    ended.push((work.operation, work.commands.map(|c| (work.actor, c))));
+                }
+                ended.extend(state.flying.iter_mut().flat_map(|q| q.drain(..)).map(|(_, o)| (o, None)));
+            });
+            for (operation, commands) in ended {
+                operation.fail(failure.clone());
+                if let Some((actor, commands)) = commands {
+                    self.actors[actor].device.destroy_commands(commands);
+                }
+            }
+        }
+        for actor in &self.actors {
+            for (other, gate) in actor.gates.iter().enumerate().filter_map(|(o, g)| Some((o, g.as_ref()?))) {
+                let value = self.actors[other].issued.load(SeqCst);
+                if gate.opened.fetch_max(value, SeqCst) < value {
+                    // A device that is gone needs no gate opened.
+                    let _ = actor.device.signal(Point { timeline: gate.timeline, value });
+                }
+            }
+        }
+    }
+    fn record(&self, work: &Work) {
+        if let Some(trace) = &self.trace {
+            trace.submitted(work.actor as u32, work.value, &work.waits);
+        }
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        for actor in &self.actors {
+            actor.device.destroy_timeline(actor.timeline);
+            actor.gates.iter().flatten().for_each(|g| actor.device.destroy_timeline(g.timeline));
+        }
+    }
+}
+
+impl Lane {
+    fn new(device: Arc<dyn Device>) -> Self {
+        let state = State { held: Vec::new(), flying: Vec::new(), mode: Mode::Running, awaits: 0, closing: false };
+        Lane { device, actors: Vec::new(), state: Mutex::new(state), work: Condvar::new() }
+    }
+    fn add(&mut self, actor: usize) {
+        self.actors.push(actor);
+        let mut state = self.lock();
+        state.held.push(VecDeque::new());
+        state.flying.push(VecDeque::new());
+    }
+    fn place(&self, actor: usize) -> usize {
+        // Few actors share a lane, and each was added to it.
+        self.actors.iter().position(|a| *a == actor).unwrap_or(0)
+    }
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    /// Changes the state and has the lane look at it, wherever it is.
+    fn kick(&self, change: impl FnOnce(&mut State)) {
+        self.kick_if(|state| {
+            change(state);
+            true
+        });
+    }
+    fn kick_if(&self, change: impl FnOnce(&mut State) -> bool) {
+        let mut state = self.lock();
+        if !change(&mut state) {
+            return;
+        }
+        match std::mem::replace(&mut state.mode, Mode::Running) {
+            Mode::Running => {}
+            Mode::Idle => self.work.notify_one(),
+            Mode::Waiting => {
+                drop(state);
+                self.device.wake();
+            }
+        }
+    }
+    fn sleep(&self) {
+        let mut state = self.lock();
+        while state.mode == Mode::Idle {
+            state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+fn earlier(a: Option<Instant>, b: Instant) -> Option<Instant> {
+    Some(a.map_or(b, |a| a.min(b)))
+}
+
+/// The locks of the gated queues among the lanes, by device, lowest first: the same lock for the same device in every
+/// communicator of the process.
+fn queue_locks(lanes: &[Lane]) -> Vec<Arc<Mutex<()>>> {
+    static ALL: Mutex<Option<HashMap<crate::contract::DeviceId, Weak<Mutex<()>>>>> = Mutex::new(None);
+    let mut ids: Vec<_> = lanes.iter().filter(|l| l.device.limits().gated).map(|l| l.device.info().id).collect();
+    ids.sort();
+    let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+    let all = all.get_or_insert_default();
+    all.retain(|_, lock| lock.strong_count() > 0);
+    let mut lock_of = |id| {
+        all.get(&id).and_then(Weak::upgrade).unwrap_or_else(|| {
+            let lock = Arc::new(Mutex::new(()));
+            all.insert(id, Arc::downgrade(&lock));
+            lock
+        })
+    };
+    ids.into_iter().map(&mut lock_of).collect()
+}

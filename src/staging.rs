@@ -1,0 +1,229 @@
+//! The memory that data crosses in.
+//!
+//! Kept small on purpose: on some drivers every signal of a timeline costs in proportion to the resident size of what
+//! was imported, so ten megabytes left over from one long message slow down thousands of short ones. Hence two
+//! pools. Short messages have slots of their own, four banks deep; the pool of long ones is made on demand and given
+//! back after a run of short operations. A pool never waits: when it is too small another is made beside it, new
+//! calls use that, and the old one goes with the last call that uses it.
+use crate::{
+    Result,
+    contract::{BufferDesc, BufferId, Device, Domain, Memory, Range, SharedKind, SharedMemory},
+    schedule::{Actor, Home},
+    trace::Trace,
+};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+/// Bytes that each arena needs in one bank: its owner, and what kind of memory.
+pub(crate) type Needs = BTreeMap<(Actor, Home), u64>;
+
+/// Up to so many bytes an arena and bank, a call uses the pool of short messages.
+const SHORT: u64 = 256 << 10;
+const SHORT_BANKS: u64 = 4;
+const LONG_BANKS: u64 = 2;
+/// The pool of long messages goes after so many calls in a row that did not need it.
+const GIVE_BACK_AFTER: u32 = 64;
+/// Arenas grow in such steps, so that slightly longer messages find room.
+const GROW: u64 = 64 << 10;
+
+/// The pools of a communicator.
+#[derive(Default)]
+pub(crate) struct Staging {
+    short: Option<Arc<Pool>>,
+    long: Option<Arc<Pool>>,
+    unused: u32,
+}
+
+/// One turn at a pool: call k has bank k mod B. Dropped, it was never taken; [`Turn::take`] makes it count.
+pub(crate) struct Turn {
+    pub pool: Arc<Pool>,
+    pub bank: u64,
+    /// Of each actor, its last submission that used the bank: the first of this call follows them all.
+    pub after: Vec<u64>,
+}
+
+impl Turn {
+    /// The call is made. `last`: what each actor has submitted with it.
+    pub fn take(&self, last: Vec<u64>) {
+        let mut turns = self.pool.lock();
+        turns.next += 1;
+        turns.last[self.bank as usize] = last;
+    }
+}
+
+impl Staging {
+    /// Room for one call. A failure leaves the pools as they were.
+    pub fn turn(&mut self, devices: &Devices, needs: &Needs, trace: Option<&Trace>) -> Result<Turn> {
+        let is_short = needs.values().all(|bytes| *bytes <= SHORT);
+        let (place, banks) = if is_short { (&mut self.short, SHORT_BANKS) } else { (&mut self.long, LONG_BANKS) };
+        let pool = match place {
+            Some(pool) if pool.holds(needs) => pool.clone(),
+            _ => {
+                let mut sizes: Needs = needs.iter().map(|(k, v)| (*k, v.next_multiple_of(GROW))).collect();
+                for (arena, bytes) in place.iter().flat_map(|old| &old.sizes) {
+                    let size = sizes.entry(*arena).or_default();
+                    *size = (*size).max(*bytes);
+                }
+                let pool = Arc::new(Pool::new(devices, sizes, banks, trace)?);
+                *place = Some(pool.clone());
+                pool
+            }
+        };
+        self.unused = if is_short { self.unused + 1 } else { 0 };
+        if self.unused >= GIVE_BACK_AFTER {
+            self.long = None;
+        }
+        Ok(pool.next_turn())
+    }
+    /// Bytes in the pools that calls may still get.
+    pub fn bytes(&self) -> u64 {
+        self.pools().map(|p| p.sizes.values().sum::<u64>() * p.banks).sum()
+    }
+    /// Fills all staging with a pattern, so that a read of what was never written shows. Only while nothing runs.
+    pub fn poison(&self, devices: &Devices, pattern: u32) -> Result<()> {
+        for pool in self.pools() {
+            for (&(owner, home), buffer) in &pool.arenas {
+                let device = devices.of_arena(owner, home);
+                let bytes = pattern.to_ne_bytes().repeat(device.size(*buffer)? as usize / 4);
+                device.write(Range::new(*buffer, 0, bytes.len() as u64), &bytes)?;
+            }
+        }
+        Ok(())
+    }
+    fn pools(&self) -> impl Iterator<Item = &Arc<Pool>> {
+        self.short.iter().chain(&self.long)
+    }
+}
+
+/// The devices of the actors: ranks first, then the host worker of each rank.
+#[derive(Clone)]
+pub(crate) struct Devices {
+    pub ranks: Vec<Arc<dyn Device>>,
+    pub workers: Vec<Arc<dyn Device>>,
+}
+
+impl Devices {
+    pub fn of(&self, actor: Actor) -> &Arc<dyn Device> {
+        let n = self.ranks.len();
+        self.ranks.get(actor as usize).unwrap_or_else(|| &self.workers[actor as usize - n])
+    }
+    pub fn actors(&self) -> Actor {
+        (self.ranks.len() + self.workers.len()) as Actor
+    }
+    /// Who allocates an arena: shared host memory is the owner's host worker's, the rest the owner's own.
+    fn of_arena(&self, owner: Actor, home: Home) -> &Arc<dyn Device> {
+        let n = self.ranks.len() as Actor;
+        if home == Home::Shared && owner < n { &self.workers[owner as usize] } else { self.of(owner) }
+    }
+}
+
+/// Arenas of one size, in several banks.
+pub(crate) struct Pool {
+    devices: Devices,
+    /// Bytes of each arena in one bank.
+    sizes: Needs,
+    banks: u64,
+    arenas: BTreeMap<(Actor, Home), BufferId>,
+    /// What each other actor calls the arena.
+    views: BTreeMap<(Actor, Home, Actor), BufferId>,
+    turns: Mutex<Turns>,
+}
+
+struct Turns {
+    next: u64,
+    /// Of each bank and actor, the last submission that used it.
+    last: Vec<Vec<u64>>,
+}
+
+impl Pool {
+    fn new(devices: &Devices, sizes: Needs, banks: u64, trace: Option<&Trace>) -> Result<Self> {
+        let turns = Turns { next: 0, last: vec![vec![0; devices.actors() as usize]; banks as usize] };
+        let mut pool = Pool {
+            devices: devices.clone(),
+            sizes: Needs::new(),
+            banks,
+            arenas: BTreeMap::new(),
+            views: BTreeMap::new(),
+            turns: Mutex::new(turns),
+        };
+        // On an error the drop of `pool` frees what was made so far.
+        for ((owner, home), bytes) in sizes {
+            pool.add_arena(owner, home, bytes, trace)?;
+        }
+        Ok(pool)
+    }
+    fn add_arena(&mut self, owner: Actor, home: Home, bytes: u64, trace: Option<&Trace>) -> Result<()> {
+        let memory = match home {
+            Home::Upload => Memory::Upload,
+            Home::Download => Memory::Download,
+            Home::Mapped | Home::Shared => Memory::Mapped,
+            _ => Memory::Device,
+        };
+        let n = self.devices.ranks.len() as Actor;
+        let exportable = home != Home::Device;
+        let device = self.devices.of_arena(owner, home).clone();
+        let buffer = device.create_buffer(&BufferDesc { size: bytes * self.banks, memory, exportable })?;
+        self.sizes.insert((owner, home), bytes);
+        self.arenas.insert((owner, home), buffer);
+        if !exportable {
+            return Ok(());
+        }
+        let shared = device.export(buffer, SharedKind::Host)?;
+        for actor in 0..self.devices.actors() {
+            let importer = self.devices.of(actor).clone();
+            // Shared memory is every rank's that can import it; the rest is its owner's and the host workers'.
+            let wanted = actor >= n || home == Home::Shared;
+            if !wanted || importer.info().id == buffer.device || !can_import(&importer, &shared) {
+                continue;
+            }
+            let view = importer.import(&shared)?;
+            self.views.insert((owner, home, actor), view);
+            if let Some(trace) = trace {
+                trace.alias(view, buffer);
+            }
+        }
+        Ok(())
+    }
+    fn holds(&self, needs: &Needs) -> bool {
+        needs.iter().all(|(arena, bytes)| self.sizes.get(arena).is_some_and(|have| have >= bytes))
+    }
+    fn next_turn(self: Arc<Self>) -> Turn {
+        let (bank, after) = {
+            let turns = self.lock();
+            let bank = turns.next % self.banks;
+            (bank, turns.last[bank as usize].clone())
+        };
+        Turn { pool: self, bank, after }
+    }
+    /// Bytes `start..start + size` of an arena in a bank, as `actor` calls them.
+    pub fn range(&self, bank: u64, arena: (Actor, Home), actor: Actor, start: u64, size: u64) -> Range {
+        let (owner, home) = arena;
+        let view = self.views.get(&(owner, home, actor)).unwrap_or_else(|| &self.arenas[&arena]);
+        Range::new(*view, bank * self.sizes[&arena] + start, size)
+    }
+    fn lock(&self) -> MutexGuard<'_, Turns> {
+        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        for ((.., actor), view) in &self.views {
+            self.devices.of(*actor).destroy_buffer(*view);
+        }
+        for (&(owner, home), buffer) in &self.arenas {
+            self.devices.of_arena(owner, home).destroy_buffer(*buffer);
+        }
+    }
+}
+
+fn can_import(device: &Arc<dyn Device>, memory: &SharedMemory) -> bool {
+    device.limits().memory_import.contains(&memory.kind())
+}
+
+/// Who else touches memory of this kind, for the acquires and releases of its owner.
+pub(crate) fn domain(home: Home) -> Domain {
+    if home == Home::Inbox { Domain::Foreign } else { Domain::Host }
+}

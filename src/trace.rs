@@ -1,0 +1,181 @@
+//! What really ran, for the checker: each submission with the operations that were prepared for it and the waits
+//! that were enforced before it. A test turns a trace into a [`Program`] and proves it like a schedule.
+use crate::{
+    call::Checked,
+    contract::{BufferId, DataType, Op, Range},
+    schedule::{
+        Actor, Algorithm, Place, Region, Shape,
+        check::{Call, Event, Extent, FoldOrder, Kind, Label, Memory, MemoryId, Node, Program, Work},
+    },
+    span::Span,
+};
+use std::{
+    collections::HashMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+/// Records what a communicator submits. Given to its builder; read when nothing is pending.
+#[derive(Default)]
+pub struct Trace(Mutex<Record>);
+
+/// What was recorded.
+#[derive(Clone, Debug, Default)]
+pub struct Record {
+    /// The calls, in order.
+    pub calls: Vec<CallRecord>,
+    /// The submissions: `(actor, value of its timeline)`.
+    pub submissions: HashMap<(Actor, u64), SubmissionRecord>,
+    /// What an imported buffer is a view of.
+    pub aliases: HashMap<BufferId, BufferId>,
+}
+
+/// One call.
+#[derive(Clone, Debug)]
+pub struct CallRecord {
+    /// Of what.
+    pub shape: Shape,
+    /// Of which elements.
+    pub dtype: DataType,
+    /// By which algorithm.
+    pub algorithm: Algorithm,
+    /// Each rank's input and output; in place, twice the one span.
+    pub spans: Vec<(Span, Span)>,
+    /// Its submissions of each actor: the first value of the actor's timeline, and how many there are.
+    pub values: Vec<(u64, u32)>,
+}
+
+/// One submission.
+#[derive(Clone, Debug, Default)]
+pub struct SubmissionRecord {
+    /// What was prepared for it.
+    pub ops: Vec<Op>,
+    /// The waits that were enforced before it: actors and values. `None`: it was never submitted.
+    pub waits: Option<Vec<(Actor, u64)>>,
+}
+
+impl Trace {
+    /// What was recorded so far.
+    pub fn record(&self) -> Record {
+        self.lock().clone()
+    }
+    pub(crate) fn call(&self, call: &Checked, algorithm: Algorithm, values: Vec<(u64, u32)>) {
+        let spans = call.ranks.iter().map(|r| (r.input.clone(), r.output.clone())).collect();
+        self.lock().calls.push(CallRecord { shape: call.shape.clone(), dtype: call.dtype, algorithm, spans, values });
+    }
+    pub(crate) fn prepared(&self, actor: Actor, value: u64, ops: &[Op]) {
+        self.lock().submissions.entry((actor, value)).or_default().ops = ops.to_vec();
+    }
+    pub(crate) fn submitted(&self, actor: Actor, value: u64, waits: &[(usize, u64)]) {
+        let waits = waits.iter().map(|&(a, v)| (a as Actor, v)).collect();
+        self.lock().submissions.entry((actor, value)).or_default().waits = Some(waits);
+    }
+    pub(crate) fn alias(&self, view: BufferId, of: BufferId) {
+        self.lock().aliases.insert(view, of);
+    }
+    fn lock(&self) -> MutexGuard<'_, Record> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Record {
+    /// What the checker proves: the submissions that were made, ordered by their queues and by the waits that were
+    /// enforced and by nothing else. Units are bytes.
+    pub fn program(&self) -> Program {
+        let mut build = Build { record: self, program: Program::default(), ids: HashMap::new() };
+        // A wait may name a submission of a call further down: nodes are numbered first.
+        let mut index: HashMap<(Actor, u64), usize> = HashMap::new();
+        let mut next = 0;
+        for call in &self.calls {
+            for (actor, &(first, count)) in (0..).zip(&call.values) {
+                let caller = usize::from(actor < call.shape.ranks);
+                next += caller;
+                for value in first..first + u64::from(count) {
+                    index.insert((actor, value), next);
+                    next += 1;
+                }
+                next += caller;
+            }
+        }
+        for (k, call) in self.calls.iter().enumerate() {
+            for (actor, &(first, count)) in (0..).zip(&call.values) {
+                let caller = |event| Node { actor, label: Label::Text(String::new()), after: Vec::new(), event };
+                if actor < call.shape.ranks {
+                    build.program.nodes.push(caller(Event::Begin { call: k, rank: actor }));
+                }
+                for value in first..first + u64::from(count) {
+                    let node = build.submission(actor, value, &index);
+                    build.program.nodes.push(node);
+                }
+                if actor < call.shape.ranks {
+                    build.program.nodes.push(caller(Event::End { call: k, rank: actor }));
+                }
+            }
+            let call = build.call(call);
+            build.program.calls.push(call);
+        }
+        build.program
+    }
+}
+
+struct Build<'a> {
+    record: &'a Record,
+    program: Program,
+    ids: HashMap<BufferId, MemoryId>,
+}
+
+impl Build<'_> {
+    fn submission(&mut self, actor: Actor, value: u64, index: &HashMap<(Actor, u64), usize>) -> Node {
+        let Some(submission) = self.record.submissions.get(&(actor, value)) else {
+            let label = Label::Text(format!("submission {value} of actor {actor}, which was not recorded"));
+            return Node { actor, label, after: Vec::new(), event: Event::Work(Vec::new()) };
+        };
+        let mut work = Vec::new();
+        let mut group = 0;
+        for op in &submission.ops {
+            let kind = match op {
+                Op::Barrier => {
+                    group += 1;
+                    continue;
+                }
+                Op::Copy { .. } => Kind::Copy,
+                Op::Kernel(k) if k.finish.is_some() => Kind::Finish,
+                Op::Kernel(_) => Kind::Fold,
+                Op::Acquire { .. } | Op::Release { .. } => continue,
+            };
+            let (sources, stores) = op.accesses();
+            let mut extents = |ranges: &[Range]| ranges.iter().map(|r| self.extent(*r)).collect();
+            work.push(Work { kind, group, srcs: extents(sources), dsts: extents(stores) });
+        }
+        let waits = submission.waits.iter().flatten();
+        let after = waits.filter_map(|wait| index.get(wait).copied()).collect();
+        let label = Label::Text(format!("submission {value} of actor {actor}"));
+        Node { actor, label, after, event: Event::Work(work) }
+    }
+    fn call(&mut self, call: &CallRecord) -> Call {
+        let unit = call.dtype.size();
+        let mut memory = |rank: u32, place: Place, len: u64| -> Vec<Extent> {
+            let Some((memory, start)) = call.shape.physical(Region::new(place, 0, len)) else { return Vec::new() };
+            let (input, output) = &call.spans[rank as usize];
+            let mut ranges = Vec::new();
+            (if memory.output { output } else { input }).ranges(start * unit, len * unit, &mut ranges);
+            ranges.into_iter().map(|r| self.extent(r)).collect()
+        };
+        let ranks = 0..call.shape.ranks;
+        let inputs = ranks.clone().map(|r| memory(r, Place::Input(r), call.shape.input_len(r))).collect();
+        let outputs = ranks.map(|r| memory(r, Place::Output(r), call.shape.output_len(r))).collect();
+        let order = if call.algorithm.in_rank_order() { FoldOrder::Rank } else { FoldOrder::Any };
+        Call { shape: call.shape.clone(), unit, order, inputs, outputs }
+    }
+    /// The range in the memory that it is a view of.
+    fn extent(&mut self, range: Range) -> Extent {
+        let owner = *self.record.aliases.get(&range.buffer).unwrap_or(&range.buffer);
+        let memories = &mut self.program.memories;
+        let memory = *self.ids.entry(owner).or_insert_with(|| {
+            memories.push(Memory { name: format!("buffer {} of {}", owner.index, owner.device), len: 0 });
+            MemoryId(memories.len() as u32 - 1)
+        });
+        let len = &mut memories[memory.0 as usize].len;
+        *len = (*len).max(range.end());
+        Extent { memory, start: range.offset, len: range.size }
+    }
+}

@@ -1,0 +1,124 @@
+//! Which algorithm, and how long a message is cut: by the cost model, from measured latency and bandwidth.
+use crate::{
+    call::Checked,
+    contract::{Device, ReduceOp},
+    execute::Plan,
+    link::Link,
+    plans::{Chunking, Plans},
+    schedule::{
+        Algorithm, Collective, Path, algorithms,
+        cost::{self, Model, Speed},
+        lower,
+    },
+    speed,
+};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+};
+
+/// Bytes that all ranks' data of a chunk has at most, up to [`CHUNKS`] chunks a message: then chunks grow.
+const CHUNK: u64 = 512 << 10;
+const CHUNKS: u64 = 128;
+/// Chunks that lie between a push and the step that needs it: from 2 on a hop hides behind a chunk.
+const DISTANCE: u32 = 2;
+/// A hop is never free, however it was measured.
+const LEAST_HOP: f64 = 1e-6;
+
+/// Knows the machine, and remembers what it chose.
+pub(crate) struct Tuner {
+    /// Ranks, then host workers.
+    speeds: Vec<Speed>,
+    hops: Vec<f64>,
+    chosen: Mutex<HashMap<Choice, Algorithm>>,
+}
+
+/// Calls that are done alike.
+#[derive(PartialEq, Eq, Hash)]
+struct Choice {
+    collective: Collective,
+    in_place: bool,
+    any_order: bool,
+    bytes: u64,
+}
+
+impl Tuner {
+    /// `worker`: what the host workers run on; measured once in a process.
+    pub fn new(links: &[Link], ranks: &[Speed], worker: &dyn Device) -> crate::Result<Self> {
+        static WORKER: OnceLock<Speed> = OnceLock::new();
+        let worker = match WORKER.get() {
+            Some(speed) => *speed,
+            None => *WORKER.get_or_init({
+                let speed = speed::measure(worker)?;
+                move || speed
+            }),
+        };
+        let n = ranks.len();
+        // Of each rank, the latency of a hop: the mean over its links of what is left without the submissions.
+        let mut hop = vec![(LEAST_HOP, 1.0); n];
+        for link in links {
+            let (from, to) = (link.from as usize, link.to as usize);
+            let crossings = if link.path == Path::Copied { 2.0 } else { 1.0 };
+            let rest = link.latency.as_secs_f64() - ranks[from].submit - ranks[to].submit;
+            for rank in [from, to] {
+                hop[rank] = (hop[rank].0 + (rest / crossings).max(LEAST_HOP), hop[rank].1 + 1.0);
+            }
+        }
+        let hop = |actor: usize| hop[actor % n].0 / hop[actor % n].1;
+        let hops = (0..2 * n).flat_map(|from| (0..2 * n).map(move |to| hop(from).max(hop(to)))).collect();
+        let speeds = ranks.iter().copied().chain(std::iter::repeat_n(worker, n)).collect();
+        Ok(Tuner { speeds, hops, chosen: Mutex::default() })
+    }
+    /// The plan of a call, by `forced` or by the cheapest algorithm; `None` if the collective has no such algorithm.
+    pub fn plan(
+        &self,
+        plans: &Plans,
+        links: &lower::Links,
+        call: &Checked,
+        forced: Option<Algorithm>,
+    ) -> Option<Arc<Plan>> {
+        let plan = |algorithm| plans.get(links, &call.shape, algorithm, chunking(call));
+        if let Some(algorithm) = forced {
+            return plan(algorithm);
+        }
+        let choice = Choice {
+            collective: call.shape.collective.clone(),
+            in_place: call.shape.in_place,
+            any_order: any_order(call),
+            bytes: call.bytes().next_power_of_two(),
+        };
+        let mut chosen = self.chosen.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(algorithm) = chosen.get(&choice) {
+            return plan(*algorithm);
+        }
+        let candidates = algorithms(&call.shape.collective).iter().filter(|a| choice.any_order || a.in_rank_order());
+        let priced = candidates.filter_map(|a| plan(*a)).map(|p| (self.cost(&p, call), p));
+        let (_, best) = priced.min_by(|a, b| a.0.total_cmp(&b.0))?;
+        chosen.insert(choice, best.algorithm);
+        Some(best)
+    }
+    /// Seconds that a plan takes.
+    pub fn cost(&self, plan: &Plan, call: &Checked) -> f64 {
+        let model = Model { element: call.dtype.size(), speeds: self.speeds.clone(), hops: self.hops.clone() };
+        cost::cost(&plan.schedule, &model)
+    }
+}
+
+/// Whether the order of the fold does not show in the bits.
+fn any_order(call: &Checked) -> bool {
+    call.op.is_none_or(|op| matches!(op, ReduceOp::Min | ReduceOp::Max) || !call.dtype.is_float())
+}
+
+fn chunking(call: &Checked) -> Chunking {
+    let shape = &call.shape;
+    let blocks = match shape.collective {
+        Collective::AllReduce | Collective::Broadcast { .. } | Collective::Reduce { .. } => 1,
+        _ => u64::from(shape.ranks),
+    };
+    let bytes = match &shape.collective {
+        Collective::SendRecv(list) => list.iter().map(|t| t.count).max().unwrap_or(0) * call.dtype.size(),
+        _ => call.bytes() * blocks,
+    };
+    let chunk = CHUNK.max(bytes.div_ceil(CHUNKS)) / blocks / call.dtype.size();
+    if bytes <= CHUNK { Chunking::WHOLE } else { Chunking { chunk: chunk.next_multiple_of(64), distance: DISTANCE } }
+}

@@ -1,0 +1,113 @@
+//! The validation cell. First the canary shows that the layer sees a mistake of each kind that matters, then the Vulkan
+//! work runs under it, and every message that the allowlist does not explain is a failure.
+
+use super::cells;
+use super::runner::Runner;
+use crate::process::Finished;
+use std::collections::BTreeMap;
+use std::process::Command;
+use std::time::Duration;
+
+/// One line a message: its identifier, then why it is no mistake of ours. `#` begins a comment.
+const ALLOWLIST: &str = include_str!("../../validation-allowlist.txt");
+/// What the loader prints as it puts the layer between a program and a device.
+const INSERTED: &str = "Inserted device layer \"VK_LAYER_KHRONOS_validation\"";
+const HAZARD: &str = "SYNC-HAZARD-READ-AFTER-WRITE";
+
+/// What the cell runs.
+pub fn watched(runner: &mut Runner) {
+    let allowed = match allowlist(ALLOWLIST) {
+        Ok(allowed) => allowed,
+        Err(e) => return runner.fail("allowlist", &e),
+    };
+    let Some(canary) = runner.binaries.iter().find(|b| b.kind == "example" && b.name == "validation_canary") else {
+        return runner.fail("canary", "the example validation_canary was not built");
+    };
+    for (mode, expected) in [("clean", None), ("within", Some(HAZARD)), ("across", Some(HAZARD))] {
+        let mut command = Command::new(&canary.path);
+        command.arg(mode);
+        runner.check(&format!("canary {mode}"), command, Duration::from_secs(60), &|finished| {
+            let seen = seen(finished)?;
+            match (expected, seen.len()) {
+                (None, 0) => Ok(()),
+                (Some(hazard), 1) if seen.contains_key(hazard) => Ok(()),
+                (None, _) => Err(format!("the layer reported a mistake where there is none: {seen:?}")),
+                (Some(hazard), _) => Err(format!("the seeded {hazard} was not what the layer reported: {seen:?}")),
+            }
+        });
+    }
+    for (package, name) in cells::device_tests(runner) {
+        let Some(finished) = runner.required_harness(package, &name, cells::LIMIT) else { continue };
+        match seen(&finished).map(|mut seen| {
+            seen.retain(|id, _| !allowed.contains_key(id.as_str()));
+            seen
+        }) {
+            Ok(seen) if seen.is_empty() => runner.pass(),
+            Ok(seen) => {
+                let list: Vec<_> = seen.iter().map(|(id, (n, text))| format!("\n      {n} x {id}: {text}")).collect();
+                runner.fail(&format!("{name}: validation messages"), &list.concat());
+            }
+            Err(e) => runner.fail(&format!("{name}: validation messages"), &e),
+        }
+    }
+}
+
+/// The messages of a watched run by identifier: how many, and the first one's text.
+fn seen(finished: &Finished) -> Result<BTreeMap<String, (u32, String)>, String> {
+    if !finished.lines.iter().any(|line| line.contains(INSERTED)) {
+        return Err("the validation layer was not there: the loader put it before no device".into());
+    }
+    let mut seen = BTreeMap::new();
+    for (id, text) in finished.lines.iter().filter_map(|line| message(line)) {
+        seen.entry(id.to_owned()).or_insert_with(|| (0, text.chars().take(400).collect())).0 += 1;
+    }
+    Ok(seen)
+}
+
+/// `...Validation Error: [ VUID-... ] TEXT`, wherever in a line it begins. A message without an identifier in that place
+/// (`NAME(ERROR / SPEC): msgNum: TEXT`) is a message all the same.
+fn message(line: &str) -> Option<(&str, &str)> {
+    for mark in ["Validation Error: [ ", "Validation Warning: [ ", "Validation Performance Warning: [ "] {
+        if let Some(message) = line.split_once(mark).and_then(|(_, rest)| rest.split_once(" ]")) {
+            return Some(message);
+        }
+    }
+    let (head, text) = line.split_once("): msgNum: ")?;
+    let (id, _severity) = head.rsplit_once('(')?;
+    Some((id.rsplit(' ').next()?, text))
+}
+
+fn allowlist(text: &str) -> Result<BTreeMap<&str, &str>, String> {
+    text.lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty() && !line.starts_with('#'))
+        .map(|line| line.split_once(' ').ok_or_else(|| format!("`{line}` is allowed without a reason")))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_found_wherever_they_begin() {
+        let line = "test a ... S-X(ERROR / SPEC): msgNum: -4 - Validation Error: [ S-X ] Object 0";
+        assert_eq!(message(line), Some(("S-X", " Object 0")));
+        assert_eq!(message("Validation Warning: [ V-2 ] | it"), Some(("V-2", " | it")));
+        assert_eq!(message("test a ... S-X(WARN / PERF): msgNum: 5 - text"), Some(("S-X", "5 - text")));
+        assert_eq!(message("WARNING | LAYER:  env var (a) defined"), None);
+    }
+
+    #[test]
+    fn a_run_without_the_layer_proves_nothing() {
+        let finished = Finished { status: None, reason: None, lines: vec!["test result: ok. 1 passed".into()] };
+        assert!(seen(&finished).is_err());
+    }
+
+    #[test]
+    fn the_allowlist_needs_reasons() {
+        assert_eq!(allowlist("# none\n\nVUID-1 the layer is wrong\n").unwrap()["VUID-1"], "the layer is wrong");
+        assert!(allowlist("VUID-1").is_err());
+        assert!(allowlist(ALLOWLIST).is_ok());
+    }
+}
