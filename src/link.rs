@@ -163,15 +163,14 @@ const SLOWER: f64 = 1.25;
 
 /// The links of all ordered pairs of ranks, and the speed of each rank's device.
 pub(crate) fn find(devices: &[Arc<dyn Device>], forced: Forced, clock: &Clock) -> Result<(Vec<Link>, Vec<Speed>)> {
-    let mut siblings: HashMap<DeviceId, (Arc<dyn Device>, Speed)> = HashMap::new();
+    let mut siblings = Siblings::default();
+    let mut speeds: HashMap<DeviceId, Speed> = HashMap::new();
     for device in devices {
-        if !siblings.contains_key(&device.info().id) {
-            let sibling = device.sibling()?;
-            let speed = speed::measure(&*sibling)?;
-            siblings.insert(device.info().id, (sibling, speed));
+        let id = device.info().id;
+        if !speeds.contains_key(&id) {
+            speeds.insert(id, speed::measure(&*siblings.of(device)?)?);
         }
     }
-    let sibling = |rank: usize| &siblings[&devices[rank].info().id].0;
     let mut known: HashMap<(DeviceId, DeviceId), Link> = HashMap::new();
     let mut links = Vec::new();
     for from in 0..devices.len() {
@@ -179,16 +178,41 @@ pub(crate) fn find(devices: &[Arc<dyn Device>], forced: Forced, clock: &Clock) -
             let (a, b) = (from.min(to), from.max(to));
             let key = (devices[a].info().id, devices[b].info().id);
             if !known.contains_key(&key) {
-                known.insert(key, pair([a as u32, b as u32], [sibling(a), sibling(b)], forced, clock)?);
+                let link = pair([a as u32, b as u32], [&devices[a], &devices[b]], &mut siblings, forced, clock)?;
+                known.insert(key, link);
             }
             links.push(Link { from: from as u32, to: to as u32, ..known[&key].clone() });
         }
     }
-    let speeds = devices.iter().map(|d| siblings[&d.info().id].1).collect();
-    Ok((links, speeds))
+    Ok((links, devices.iter().map(|d| speeds[&d.info().id]).collect()))
 }
 
-fn pair(ranks: [u32; 2], devices: [&Arc<dyn Device>; 2], forced: Forced, clock: &Clock) -> Result<Link> {
+/// The throwaway devices of those in use.
+#[derive(Default)]
+struct Siblings(HashMap<DeviceId, Arc<dyn Device>>);
+
+impl Siblings {
+    fn of(&mut self, device: &Arc<dyn Device>) -> Result<Arc<dyn Device>> {
+        if let Some(sibling) = self.0.get(&device.info().id) {
+            return Ok(sibling.clone());
+        }
+        let sibling = device.sibling()?;
+        self.0.insert(device.info().id, sibling.clone());
+        Ok(sibling)
+    }
+    /// What a failed proof left in its queue must not hold up the next one.
+    fn throw_away(&mut self, devices: [&Arc<dyn Device>; 2]) {
+        devices.into_iter().for_each(|d| drop(self.0.remove(&d.info().id)));
+    }
+}
+
+fn pair(
+    ranks: [u32; 2],
+    devices: [&Arc<dyn Device>; 2],
+    siblings: &mut Siblings,
+    forced: Forced,
+    clock: &Clock,
+) -> Result<Link> {
     let mut attempts = Vec::new();
     let mut proven: Vec<(usize, Measured)> = Vec::new();
     for path in Path::ALL {
@@ -199,12 +223,16 @@ fn pair(ranks: [u32; 2], devices: [&Arc<dyn Device>; 2], forced: Forced, clock: 
             } else if let Some(why) = refusal(path, sync, devices) {
                 Outcome::Refused(why)
             } else {
-                match prove(path, devices, clock) {
+                let throwaway = [siblings.of(devices[0])?, siblings.of(devices[1])?];
+                match prove(path, &throwaway, clock) {
                     Ok(measured) => {
                         proven.push((attempts.len(), measured));
                         Outcome::Spare
                     }
-                    Err(why) => Outcome::Failed(why),
+                    Err(why) => {
+                        siblings.throw_away(devices);
+                        Outcome::Failed(why)
+                    }
                 }
             };
             attempts.push(Attempt { path, sync, outcome });
@@ -266,8 +294,8 @@ struct Measured {
 }
 
 /// Sends a pattern both ways at once and reads it back; then the same, timed.
-fn prove(path: Path, devices: [&Arc<dyn Device>; 2], clock: &Clock) -> std::result::Result<Measured, String> {
-    let setup = Setup::alike(vec![devices[0].clone(), devices[1].clone()], path, clock.clone());
+fn prove(path: Path, devices: &[Arc<dyn Device>; 2], clock: &Clock) -> std::result::Result<Measured, String> {
+    let setup = Setup::alike(devices.to_vec(), path, clock.clone());
     let engine = Scheduled::new(setup).map_err(|e| e.to_string())?;
     let exchange = Exchange::new(devices, &engine).map_err(|e| e.to_string())?;
     for round in 0..PROOF_ROUNDS {
@@ -282,19 +310,19 @@ fn prove(path: Path, devices: [&Arc<dyn Device>; 2], clock: &Clock) -> std::resu
 
 /// An all-gather over two throwaway ranks.
 struct Exchange<'a> {
-    devices: Vec<Arc<dyn Device>>,
+    devices: &'a [Arc<dyn Device>],
     engine: &'a Scheduled,
     inputs: Vec<Buffer>,
     outputs: Vec<Buffer>,
 }
 
 impl<'a> Exchange<'a> {
-    fn new(devices: [&Arc<dyn Device>; 2], engine: &'a Scheduled) -> Result<Self> {
+    fn new(devices: &'a [Arc<dyn Device>; 2], engine: &'a Scheduled) -> Result<Self> {
         let make = |count| -> Result<Vec<Buffer>> {
             devices.iter().map(|d| Buffer::new(d, DataType::U32, count)).collect()
         };
         Ok(Exchange {
-            devices: devices.map(Clone::clone).to_vec(),
+            devices,
             engine,
             inputs: make(BULK_ELEMENTS)?,
             outputs: make(BULK_ELEMENTS * 2)?,
@@ -303,7 +331,7 @@ impl<'a> Exchange<'a> {
     fn run(&self, count: u64) -> Result<()> {
         let parts = self.inputs.iter().zip(&self.outputs);
         let parts = parts.map(|(i, o)| Part::new(i.slice(0, count), o.slice(0, count * 2))).collect();
-        let call = check(&self.devices, Collective::AllGather, None, parts)?;
+        let call = check(self.devices, Collective::AllGather, None, parts)?;
         self.engine.start(&call, &Request { algorithm: Some(Algorithm::OneShot), deadline: PROOF_DEADLINE })?.wait()
     }
     fn prove(&self, round: u32) -> std::result::Result<(), String> {

@@ -130,6 +130,10 @@ impl<A: ProxyApi> ProxyDevice<A> {
         }))
     }
 
+    #[cfg(test)]
+    pub fn gpu(&self) -> &Gpu<A> {
+        &self.gpu
+    }
     fn buffer(&self, id: BufferId) -> Result<Arc<Buffer<A>>> {
         self.find(&self.buffers, id.device, id.index, id.generation, &id)
     }
@@ -279,6 +283,7 @@ impl<A: ProxyApi> Device for ProxyDevice<A> {
         if desc.size > self.max_buffer_size {
             return Err(Error::OutOfMemory { device: self.info.id, bytes: desc.size });
         }
+        self.queue.retire()?; // what it frees may be what is needed
         let buffer = Buffer::new(&self.gpu, desc)?;
         Ok(lock(&self.buffers).insert(self.info.id, buffer))
     }

@@ -75,6 +75,9 @@ impl<A: ProxyApi> Gpu<A> {
     pub fn abandon(&self) {
         self.abandoned.store(true, Ordering::Relaxed);
     }
+    pub fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::Relaxed)
+    }
 
     /// Calls hal. Running out of memory is an error of the call, for `bytes`; everything else loses the device.
     pub fn call<R>(&self, bytes: u64, f: impl FnOnce() -> HalResult<R>) -> Result<R> {
@@ -95,18 +98,15 @@ impl<A: ProxyApi> Gpu<A> {
         })
     }
 
-    /// Destroys something, unless hal is not to be called any more: then it is leaked.
-    pub fn destroy(&self, f: impl FnOnce(&A::Device)) {
-        if !self.abandoned.load(Ordering::Relaxed) {
-            // A failure is kept in `lost`; a destructor has nobody to tell.
-            let _ = self.guard(|| f(&self.device));
-        }
+    /// Destroys something, unless hal is not to be called any more: then it is leaked. Whether it was destroyed.
+    pub fn destroy(&self, f: impl FnOnce(&A::Device)) -> bool {
+        !self.is_abandoned() && self.guard(|| f(&self.device)).is_ok()
     }
 }
 
 impl<A: ProxyApi> Drop for Gpu<A> {
     fn drop(&mut self) {
-        if self.abandoned.load(Ordering::Relaxed) {
+        if self.is_abandoned() {
             return;
         }
         let (pipelines, bell) = (&mut self.pipelines, &self.bell);
@@ -127,5 +127,66 @@ impl<A: ProxyApi> Drop for Gpu<A> {
         if done.is_err() {
             log::error!("{}: closing it panicked", self.id);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{adapters, api::ProxyApi, device::ProxyDevice};
+    use allhands_contract::*;
+    use std::time::{Duration, Instant};
+
+    fn a_panic_loses_the_device<A: ProxyApi>() {
+        if adapters(A::BACKEND).is_empty() {
+            return println!("not run on {}: there is none", A::BACKEND.name());
+        }
+        let device = ProxyDevice::<A>::open(0).unwrap();
+        let buffer = device.create_buffer(&BufferDesc { size: 4, memory: Memory::Device, exportable: false }).unwrap();
+        let timeline = device.create_timeline(false).unwrap();
+        let point = Point { timeline, value: 1 };
+        let range = Range::new(buffer, 0, 4);
+        device.submit(&[Submission { commands: None, waits: &[], signal: point }]).unwrap();
+        let lost = device.gpu().guard(|| panic!("no lock")).unwrap_err();
+        assert!(matches!(&lost, Error::Lost { why, .. } if why.contains("no lock")), "{lost}");
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let after = [
+            device.status(),
+            device.read(range, &mut [0; 4]),
+            device.write(range, &[0; 4]),
+            device.submit(&[Submission { commands: None, waits: &[], signal: Point { timeline, value: 2 } }]),
+            device.wait_any(&[point], 0, deadline).map(|_| ()),
+            device.prepare(&[]).map(|_| ()),
+            device.value(timeline).map(|_| ()),
+            device.create_timeline(false).map(|_| ()),
+            device.create_buffer(&BufferDesc { size: 4, memory: Memory::Upload, exportable: false }).map(|_| ()),
+        ];
+        for (i, result) in after.into_iter().enumerate() {
+            assert_eq!(result, Err(lost.clone()), "call {i}");
+        }
+        device.sibling().unwrap().status().unwrap();
+    }
+
+    fn exported_memory_outlives_the_device<A: ProxyApi>() {
+        if adapters(A::BACKEND).is_empty() {
+            return println!("not run on {}: there is none", A::BACKEND.name());
+        }
+        let device = ProxyDevice::<A>::open(0).unwrap();
+        let desc = BufferDesc { size: 4096, memory: Memory::Upload, exportable: true };
+        let shared = device.export(device.create_buffer(&desc).unwrap(), SharedKind::Host).unwrap();
+        drop(device);
+        // SAFETY: the region keeps its bytes mapped, and no device uses them.
+        unsafe { shared.region.as_ptr().write_bytes(7, shared.region.len()) };
+    }
+
+    #[test]
+    fn a_panic_inside_hal_loses_the_device() {
+        a_panic_loses_the_device::<wgpu_hal::api::Vulkan>();
+        a_panic_loses_the_device::<wgpu_hal::api::Gles>();
+    }
+
+    #[test]
+    fn exported_memory_outlives_its_device() {
+        exported_memory_outlives_the_device::<wgpu_hal::api::Vulkan>();
+        exported_memory_outlives_the_device::<wgpu_hal::api::Gles>();
     }
 }

@@ -76,19 +76,15 @@ impl<A: ProxyApi> Commands<A> {
     fn recycle(&mut self) -> Option<A::CommandEncoder> {
         let (mut encoder, buffer) = self.recorded.take()?;
         let groups = std::mem::take(&mut self.groups);
-        let mut ready = false;
-        let done = &mut ready;
-        let encoder_ref = &mut encoder;
-        self.gpu.destroy(move |device| {
+        let done = self.gpu.destroy(|device| {
             // SAFETY: the encoder is closed, its only command buffer is given back, and the device is done with both
             // and with the groups.
             unsafe {
-                encoder_ref.reset_all(std::iter::once(buffer));
+                encoder.reset_all(std::iter::once(buffer));
                 groups.into_iter().for_each(|g| device.destroy_bind_group(g));
             }
-            *done = true;
         });
-        if ready {
+        if done {
             return Some(encoder);
         }
         std::mem::forget(encoder); // its pool may be in use, and hal is not called any more
@@ -272,23 +268,32 @@ impl<A: ProxyApi> Queue<A> {
     }
 }
 
-impl<A: ProxyApi> Drop for Queue<A> {
-    fn drop(&mut self) {
+impl<A: ProxyApi> Queue<A> {
+    /// Waits, even if the device was declared lost, until nothing runs on it any more; failing that, abandons it.
+    fn settle(&self) {
         let deadline = Instant::now() + PATIENCE;
-        loop {
-            let last = lock(&self.flights).back().map(|f| (f.timeline.clone(), f.value));
-            let Some(last) = last else { break };
-            let waited = self.wait_any(&[last], self.wakes(), deadline);
-            if !matches!(waited, Ok(Waited::Reached | Waited::Woken)) {
-                // On a lost device nothing runs any more; otherwise it still uses what it was given.
-                if self.gpu.status().is_ok() {
-                    log::error!("{}: closed while its work is stuck; that work's memory is leaked", self.gpu.id);
+        let last = lock(&self.flights).back().map(|f| (f.timeline.clone(), f.value));
+        let Some((timeline, value)) = last else { return };
+        while !self.gpu.is_abandoned() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let slice = Some(left.min(A::LONGEST_WAIT));
+            // SAFETY: the fence is of this device, and the value was submitted for it.
+            match self.gpu.guard(|| unsafe { self.gpu.device().wait(&timeline.fence, value, slice) }) {
+                // The queue is in order; and on a device that its driver lost nothing runs.
+                Ok(Ok(true) | Err(wgpu_hal::DeviceError::Lost)) | Err(_) => return,
+                Ok(Ok(false)) if !left.is_zero() => {}
+                Ok(_) => {
+                    log::error!("{}: closed while its work is stuck; what that uses is leaked", self.gpu.id);
                     self.gpu.abandon();
                 }
-                break;
             }
-            let _ = self.retire();
         }
+    }
+}
+
+impl<A: ProxyApi> Drop for Queue<A> {
+    fn drop(&mut self) {
+        self.settle();
         let flights = std::mem::take(self.flights.get_mut().unwrap_or_else(PoisonError::into_inner));
         let encoders = std::mem::take(self.encoders.get_mut().unwrap_or_else(PoisonError::into_inner));
         drop(flights);

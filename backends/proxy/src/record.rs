@@ -62,17 +62,16 @@ pub(crate) fn record<A: ProxyApi>(
             Ok(commands)
         }
         Err(why) => {
-            if gpu.status().is_ok() {
-                gpu.destroy(|device| {
-                    // SAFETY: the encoder is recording, and will not be submitted; so nothing uses the groups.
-                    unsafe {
-                        encoder.discard_encoding();
-                        commands.groups.drain(..).for_each(|g| device.destroy_bind_group(g));
-                    }
-                });
-                queue.give_back(encoder);
-            } else {
-                std::mem::forget(encoder);
+            let done = gpu.destroy(|device| {
+                // SAFETY: the encoder is recording, and will not be submitted; so nothing uses the groups.
+                unsafe {
+                    encoder.discard_encoding();
+                    commands.groups.drain(..).for_each(|g| device.destroy_bind_group(g));
+                }
+            });
+            match done {
+                true => queue.give_back(encoder),
+                false => std::mem::forget(encoder), // hal is not called any more
             }
             Err(why)
         }

@@ -2,6 +2,7 @@
 use crate::{
     Failure,
     args::{self, List},
+    say,
 };
 use allhands::{
     Communicator, DataType, Link, ReduceOp,
@@ -65,21 +66,19 @@ impl Info {
                 "ranks": ranks.iter().map(DeviceName::to_string).collect::<Vec<_>>(),
                 "links": links,
             });
-            println!("{json:#}");
-            return Ok(());
+            return say(format_args!("{json:#}"));
         }
-        println!("Found: {}", found.iter().map(|n| format!("{n}, ")).collect::<String>() + "cpu");
+        let mut text = format!("Found: {}cpu\n", found.iter().map(|n| format!("{n}, ")).collect::<String>());
         for (i, (name, device)) in names.iter().zip(&opened).enumerate() {
             if !names[..i].contains(name) {
-                print!("\n{}", device_text(name, device.info(), device.limits()));
+                text += &format!("\n{}", device_text(name, device.info(), device.limits()));
             }
         }
-        println!();
+        text.push('\n');
         for (rank, name) in ranks.iter().enumerate() {
-            println!("rank {rank} on {name}");
+            text += &format!("rank {rank} on {name}\n");
         }
-        print!("\n{}", links_text(&links));
-        Ok(())
+        say(format_args!("{text}\n{}", links_text(&links).trim_end()))
     }
 }
 

@@ -22,8 +22,9 @@ mod reference;
 mod row;
 mod verify;
 
+use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
-use std::process::ExitCode;
+use std::{fmt::Display, io::Write, process::ExitCode};
 
 /// Collectives over all the GPUs of a machine, whatever their vendor.
 #[derive(Parser)]
@@ -43,6 +44,17 @@ enum Command {
     Plan(plan::Plan),
 }
 
+impl Command {
+    /// The number of wrong elements.
+    fn run(&self) -> Result<u64, Failure> {
+        match self {
+            Command::Info(info) => info.run().map(|()| 0),
+            Command::Perf(perf) => perf.run(),
+            Command::Plan(plan) => plan.run().map(|()| 0),
+        }
+    }
+}
+
 /// Why there is no result.
 #[derive(Debug)]
 enum Failure {
@@ -58,15 +70,22 @@ impl From<allhands::Error> for Failure {
     }
 }
 
+/// Prints a line of results.
+fn say(line: impl Display) -> Result<(), Failure> {
+    writeln!(std::io::stdout(), "{line}").map_err(|e| Failure::Run(format!("standard output: {e}")))
+}
+
 /// Of a run in which elements were wrong.
 const WRONG: u8 = 7;
 
 fn main() -> ExitCode {
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
-    let wrong = match Cli::parse().command {
-        Command::Info(info) => info.run().map(|()| 0),
-        Command::Perf(perf) => perf.run(),
-        Command::Plan(plan) => plan.run().map(|()| 0),
+    let wrong = match Cli::try_parse() {
+        Ok(cli) => cli.command.run(),
+        Err(e) if matches!(e.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
+            say(e.to_string().trim_end()).map(|()| 0)
+        }
+        Err(e) => Err(Failure::Usage(one_line(&e.to_string()))),
     };
     let (code, text) = match wrong {
         Ok(0) => return ExitCode::SUCCESS,
@@ -76,4 +95,30 @@ fn main() -> ExitCode {
     };
     eprintln!("allhands: {text}");
     ExitCode::from(code)
+}
+
+/// What clap says is wrong, without the usage that it shows below.
+fn one_line(message: &str) -> String {
+    let what = message.trim_start_matches("error: ").split("\n\n").next().unwrap_or_default();
+    what.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn bad_arguments_take_one_line() {
+        for words in [&["perf"][..], &["perf", "allreduce"], &["plan", "all_reduce"], &["info", "--devices", "gpu"]] {
+            let error = Cli::try_parse_from(std::iter::once("allhands").chain(words.iter().copied())).err().unwrap();
+            let line = one_line(&error.to_string());
+            assert!(!line.contains('\n') && !line.contains("Usage") && line.len() > 20, "{line}");
+        }
+    }
 }

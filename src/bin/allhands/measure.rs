@@ -302,3 +302,54 @@ fn get(buffer: &Buffer, like: &Image, into: &mut Image) -> Result<(), Failure> {
     into.resize_like(like);
     Ok(buffer.read_bytes(0, into.bytes_mut())?)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kind::Kind;
+    use allhands::devices::{DeviceName, open};
+
+    fn communicator(ranks: u32) -> Communicator {
+        let device = |_| open(DeviceName::Cpu).unwrap();
+        (0..ranks).map(device).fold(Communicator::builder(), |b, d| b.rank(d)).build().unwrap()
+    }
+
+    #[test]
+    fn what_was_not_written_or_should_not_have_been_is_seen() {
+        let comm = communicator(2);
+        for (kind, in_place) in Kind::ALL.into_iter().flat_map(|k| [(k, false), (k, true)]) {
+            if kind == Kind::Barrier || in_place && !kind.in_place() {
+                continue;
+            }
+            let job = Job::of_bytes(kind, 2, 1, 480, DataType::F32);
+            let case = Case { comm: &comm, job, op: kind.reduces().then_some(ReduceOp::Sum), in_place };
+            let (mut set, mut scratch) = (Set::default(), Scratch::default());
+            set.fill::<f32>(case, 3, &mut scratch.want).unwrap();
+            let wrong = set.check::<f32>(case, None, &mut scratch).unwrap();
+            assert!(wrong.count >= job.count, "{kind}, in place {in_place}: nothing ran, but {wrong:?}");
+
+            set.start::<f32>(case)().unwrap().wait().unwrap();
+            let wrong = set.check::<f32>(case, None, &mut scratch).unwrap();
+            assert_eq!(wrong, Wrong::default(), "{kind}, in place {in_place}");
+
+            let buffers = set.ranks.iter().flat_map(|seat| &seat.buffers).flatten();
+            for (count, buffer) in buffers.enumerate() {
+                buffer.write_bytes(GUARD as u64 - 1, &[0]).unwrap();
+                let wrong = set.check::<f32>(case, None, &mut scratch).unwrap();
+                assert_eq!(wrong.count, count as u64 + 1, "{kind}, in place {in_place}: {wrong:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn calls_in_flight_are_all_checked() {
+        let comm = communicator(3);
+        let settings = Settings { iters: 70, warmup: 1, check: true, blocking: false };
+        let job = Job::of_bytes(Kind::AllReduce, 3, 0, 4000, DataType::I32);
+        let case = Case { comm: &comm, job, op: Some(ReduceOp::Average), in_place: true };
+        let sample = Bench::new(settings).run::<i32>(case).unwrap();
+        assert_eq!(sample.wrong, Some(Wrong::default()));
+        assert_eq!(sample.latencies.len(), 70);
+        assert!(sample.latencies.is_sorted() && sample.time > Duration::ZERO);
+    }
+}

@@ -7,6 +7,7 @@ use crate::{
     kind::{Job, Kind},
     measure::{Bench, Case, Sample, Settings},
     row::{HEAD, Results, Row},
+    say,
 };
 use allhands::{
     Algorithm, Communicator, DataType, Device, Path, ReduceOp, Sync, devices::DeviceName, schedule::algorithms,
@@ -56,7 +57,7 @@ pub struct Perf {
     #[arg(short = 'z', long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
     blocking: u8,
     /// Seconds without progress after which a call fails [default: the library's]
-    #[arg(short = 'T', long)]
+    #[arg(short = 'T', long, value_parser = clap::value_parser!(u64).range(1..))]
     timeout: Option<u64>,
     /// Writes the results as JSON
     #[arg(short = 'J', long = "output_file", alias = "output-file")]
@@ -118,10 +119,12 @@ impl Perf {
 
         let most = ranks.iter().copied().max().unwrap_or(0) as usize;
         let devices = args::open(&names, most)?;
-        self.print_preamble(&names, &devices);
+        self.print_preamble(&names, &devices)?;
         let ops: Vec<Option<ReduceOp>> =
             if kind.reduces() { self.op.0.iter().copied().map(Some).collect() } else { vec![None] };
-        let bar = ProgressBar::new((ranks.len() * self.datatype.0.len() * ops.len() * sizes.len()) as u64);
+        // A barrier has no elements.
+        let types = if kind == Kind::Barrier { &[DataType::F32][..] } else { &self.datatype.0 };
+        let bar = ProgressBar::new((ranks.len() * types.len() * ops.len() * sizes.len()) as u64);
         if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} rows, {elapsed} {msg}") {
             bar.set_style(style);
         }
@@ -137,7 +140,7 @@ impl Perf {
         let mut first_wrong = None;
         for &n in &ranks {
             let comm = self.communicator(&devices[..n as usize])?;
-            for &dtype in &self.datatype.0 {
+            for &dtype in types {
                 for &op in ops.iter().filter(|op| allhands::supported(**op, dtype)) {
                     for &bytes in &sizes {
                         let job = Job::of_bytes(kind, n, self.root, bytes, dtype);
@@ -150,7 +153,7 @@ impl Perf {
                         let named = names.iter().map(DeviceName::to_string).zip(&devices).take(n as usize);
                         let bound = bounds.of(&job, dtype, named).map_err(allhands::Error::from)?;
                         let row = Row::new(&job, dtype, redop, &apart, over.as_ref(), bound);
-                        bar.suspend(|| println!("{row}"));
+                        bar.suspend(|| say(&row))?;
                         bar.inc(1);
                         results.wrong += row.wrong();
                         for (sample, how) in [(Some(&apart), "out of place"), (over.as_ref(), "in place")] {
@@ -167,7 +170,7 @@ impl Perf {
             }
         }
         bar.finish_and_clear();
-        self.print_summary(&results);
+        self.print_summary(&results)?;
         self.write_files(&results, &names)?;
         Ok(results.wrong)
     }
@@ -217,16 +220,19 @@ impl Perf {
         Ok(builder.build()?)
     }
 
-    fn print_preamble(&self, names: &[DeviceName], devices: &[Arc<dyn Device>]) {
+    fn print_preamble(&self, names: &[DeviceName], devices: &[Arc<dyn Device>]) -> Result<(), Failure> {
         let checked = if self.check == 1 { "every repetition checked" } else { "nothing checked" };
-        println!("# {}: {} repetitions after {} warm-ups, {checked}", self.collective, self.iters, self.warmup_iters);
+        say(format_args!(
+            "# {}: {} repetitions after {} warm-ups, {checked}",
+            self.collective, self.iters, self.warmup_iters
+        ))?;
         for (rank, (device, name)) in devices.iter().zip(names.iter().cycle()).enumerate() {
-            println!("# rank {rank:>2} on {name}: {}, {}", device.info().name, device.info().driver);
+            say(format_args!("# rank {rank:>2} on {name}: {}, {}", device.info().name, device.info().driver))?;
         }
-        println!("{HEAD}");
+        say(HEAD)
     }
 
-    fn print_summary(&self, results: &Results) {
+    fn print_summary(&self, results: &Results) -> Result<(), Failure> {
         let sides = results.rows.iter().flat_map(|r| [Some(r.out_of_place), r.in_place]).flatten();
         let bandwidths: Vec<f64> = sides.map(|s| s.bus_bw).collect();
         let verdict = match (self.check, results.wrong) {
@@ -234,9 +240,9 @@ impl Perf {
             (_, 0) => "0 OK".into(),
             (_, n) => format!("{n} FAILED"),
         };
-        println!("# Wrong elements: {verdict}");
+        say(format_args!("# Wrong elements: {verdict}"))?;
         let mean = bandwidths.iter().sum::<f64>() / bandwidths.len().max(1) as f64;
-        println!("# Average bus bandwidth: {mean:.3} GB/s");
+        say(format_args!("# Average bus bandwidth: {mean:.3} GB/s"))
     }
 
     fn write_files(&self, results: &Results, names: &[DeviceName]) -> Result<(), Failure> {

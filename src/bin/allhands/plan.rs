@@ -3,6 +3,7 @@ use crate::{
     Failure,
     args::{self, Auto},
     kind::{Job, Kind},
+    say,
 };
 use allhands::{
     Algorithm, Path, Shape,
@@ -64,7 +65,7 @@ const ELEMENT: u64 = 4;
 impl Plan {
     pub fn run(&self) -> Result<(), Failure> {
         let (text, svg) = self.draw()?;
-        print!("{text}");
+        say(text.trim_end())?;
         match &self.svg {
             Some(path) => std::fs::write(path, svg).map_err(|e| Failure::Run(format!("{}: {e}", path.display()))),
             None => Ok(()),

@@ -119,7 +119,8 @@ pub enum Label {
 /// Something that happens, in order after the node of the same actor before it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Node {
-    /// An in-order queue. Its nodes run in the order in which they stand in [`Program::nodes`].
+    /// An in-order queue. Its nodes run in the order in which they stand in [`Program::nodes`], which is that of their
+    /// submission: ranks that share a queue are one actor.
     pub actor: u32,
     /// Its name. Unused for [`Event::Begin`] and [`Event::End`].
     pub label: Label,

@@ -3,7 +3,7 @@
 //!
 //! Expressions are interned, and mean a whole range: a [`Value`] at address `x` is its expression at element
 //! `x + shift`. So a chunk is one entry however long it is, and two values are equal if their numbers are.
-use super::{Call, Event, Extent, Fault, FoldOrder, Kind, Order, Program, Wrong};
+use super::{Call, Event, Extent, Fault, FoldOrder, Kind, MemoryId, Order, Program, Wrong};
 use crate::schedule::Collective;
 use std::collections::{HashMap, HashSet};
 
@@ -155,6 +155,15 @@ struct Want {
     shift: i64,
 }
 
+/// A piece of a rank's output. Unit `o` lies at `o + offset`.
+#[derive(Clone, Copy)]
+struct Output {
+    call: usize,
+    rank: u32,
+    memory: MemoryId,
+    offset: i64,
+}
+
 struct State<'a> {
     program: &'a Program,
     memories: Vec<Cells>,
@@ -233,10 +242,11 @@ impl State<'_> {
             return Err(Fault::Malformed { what: format!("call {call}: rank {rank}'s output has {room} units") });
         }
         for (at, e) in logical(&c.outputs[rank as usize]) {
+            let output = Output { call, rank, memory: e.memory, offset: e.start as i64 - at as i64 };
             for want in &wants {
                 let (start, end) = (want.start.max(at), want.end.min(at + e.len));
                 if start < end {
-                    self.range(call, rank, want, start, end, e.start as i64 - at as i64, e)?;
+                    self.range(output, want, start, end)?;
                 }
             }
         }
@@ -245,21 +255,12 @@ impl State<'_> {
         }
         Ok(())
     }
-    /// Output units `start..end`, which lie `offset` further on in `e`'s memory.
-    #[allow(clippy::too_many_arguments)]
-    fn range(
-        &mut self,
-        call: usize,
-        rank: u32,
-        want: &Want,
-        start: u64,
-        end: u64,
-        offset: i64,
-        e: &Extent,
-    ) -> Result<(), Fault> {
+    /// Units `start..end` of an output.
+    fn range(&mut self, output: Output, want: &Want, start: u64, end: u64) -> Result<(), Fault> {
+        let Output { call, rank, memory, offset } = output;
         let address = |o: u64| (o as i64 + offset) as u64;
         let wrong = |at, wrong, got| Err(Fault::Result { call, rank, at, wrong, got });
-        let cells = match self.memories[e.memory.0 as usize].get(address(start), address(end)) {
+        let cells = match self.memories[memory.0 as usize].get(address(start), address(end)) {
             Ok(cells) => cells,
             Err(at) => return wrong((at as i64 - offset) as u64, Wrong::Undefined, "nothing".into()),
         };
