@@ -61,15 +61,7 @@ pub fn found() -> Vec<DeviceName> {
     #[cfg(feature = "proxy")]
     {
         use allhands_proxy::{Backend, adapters};
-        let count = |backend| {
-            adapters(backend).map_or_else(
-                |e| {
-                    log::info!("{backend:?}: {e}");
-                    0
-                },
-                |a| a.len(),
-            )
-        };
+        let count = |backend| adapters(backend).len();
         let vulkan = (0..count(Backend::Vulkan)).map(DeviceName::ProxyVulkan);
         vulkan.chain((0..count(Backend::Gles)).map(DeviceName::ProxyGles)).collect()
     }

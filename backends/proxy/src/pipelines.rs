@@ -103,8 +103,12 @@ impl<A: ProxyApi> Pipelines<A> {
         }
         // SAFETY: as above, and the pipelines are gone.
         unsafe {
-            self.layout.take().map(|l| device.destroy_pipeline_layout(l));
-            self.bindings.take().map(|b| device.destroy_bind_group_layout(b));
+            if let Some(layout) = self.layout.take() {
+                device.destroy_pipeline_layout(layout);
+            }
+            if let Some(bindings) = self.bindings.take() {
+                device.destroy_bind_group_layout(bindings);
+            }
         }
     }
 }

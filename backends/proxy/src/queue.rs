@@ -159,7 +159,9 @@ impl<A: ProxyApi> Queue<A> {
     }
     /// Destroys commands that do not run.
     pub fn discard(&self, mut commands: Commands<A>) {
-        commands.recycle().map(|e| self.give_back(e));
+        if let Some(encoder) = commands.recycle() {
+            self.give_back(encoder);
+        }
     }
 
     /// Waits for the right to submit.

@@ -188,16 +188,6 @@ mod tests {
     }
 
     #[test]
-    #[ignore]
-    fn zz_spin() {
-        let (gpu, _queue) = queue_with_bell().unwrap();
-        let timeline = Timeline::new(&gpu).unwrap();
-        let t = Instant::now();
-        let r = Vulkan::wait(&gpu, timeline.fence(), 1, 0, Duration::from_secs(2)).unwrap();
-        println!("{r} {:?} {}", t.elapsed(), std::fs::read_to_string("/proc/self/stat").unwrap());
-    }
-
-    #[test]
     fn a_submission_ends_it_too() {
         let Some((gpu, queue)) = queue_with_bell() else {
             return println!("not run: there is no Vulkan");

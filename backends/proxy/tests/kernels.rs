@@ -38,19 +38,19 @@ fn hash(x: u64) -> u64 {
 fn input(dtype: DataType, s: u64, i: u64) -> u32 {
     let h = hash(s << 40 | i);
     match dtype {
-        DataType::F32 if h % 3 == 0 => DELICATE[(h >> 8) as usize % DELICATE.len()],
+        DataType::F32 if h.is_multiple_of(3) => DELICATE[(h >> 8) as usize % DELICATE.len()],
         DataType::F32 => {
             // Exponents from 2^-20 to 2^20, so that no partial result is subnormal.
             let exponent = 107 + (h >> 32) % 41;
             (h as u32 & 0x807f_ffff) | (exponent as u32) << 23
         }
-        _ if h % 5 == 0 => [0, 1, u32::MAX, i32::MAX as u32, i32::MIN as u32][(h >> 8) as usize % 5],
+        _ if h.is_multiple_of(5) => [0, 1, u32::MAX, i32::MAX as u32, i32::MIN as u32][(h >> 8) as usize % 5],
         _ => h as u32,
     }
 }
 
 fn reference(op: ReduceOp, dtype: DataType, values: &[u32], finish: Option<u32>) -> u32 {
-    let bits = match dtype {
+    match dtype {
         DataType::F32 => {
             let less = |a: u32, b: u32| {
                 let (a, b) = (f32::from_bits(a), f32::from_bits(b));
@@ -107,8 +107,7 @@ fn reference(op: ReduceOp, dtype: DataType, values: &[u32], finish: Option<u32>)
             };
             values.iter().copied().reduce(fold).unwrap()
         }
-    };
-    bits
+    }
 }
 
 fn create(device: &dyn Device, bytes: u64) -> BufferId {

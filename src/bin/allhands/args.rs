@@ -91,16 +91,12 @@ pub fn ops(s: &str) -> Result<List<ReduceOp>, String> {
     s.split(',').map(one).collect::<Result<_, _>>().map(List)
 }
 
-/// Whose devices ranks run on when none are named.
+/// Whose devices ranks run on when none are named. Auto: every Vulkan GPU, or the host where there is none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 pub enum Backend {
-    /// Every Vulkan GPU; the host where there is none
     Auto,
-    /// The Vulkan backend
     Vulkan,
-    /// Every GPU through wgpu-hal's Vulkan
     Proxy,
-    /// The host
     Cpu,
 }
 

@@ -1,8 +1,8 @@
 //! The time that no collective can beat: what must be moved, at the speed of a plain copy, and one submission.
 use crate::kind::Job;
 use allhands::{
-    DataType, Device,
-    contract::{BufferDesc, Error, Memory, Op, Point, Range, Submission, Waited},
+    Buffer, DataType, Device, Result,
+    contract::{Error, Op, Point, Range, Submission, Waited},
 };
 use std::{
     collections::HashMap,
@@ -38,13 +38,13 @@ impl Bounds {
         job: &Job,
         dtype: DataType,
         devices: impl IntoIterator<Item = (String, &'a Arc<dyn Device>)>,
-    ) -> Result<Duration, Error> {
+    ) -> Result<Duration> {
         let size = job.elements() * dtype.size();
         let mut bound = Duration::ZERO;
         for (name, device) in devices {
             let plain = match self.0.get(&(name.clone(), size)) {
                 Some(plain) => *plain,
-                None => measure(&**device, size)?,
+                None => measure(device, size)?,
             };
             self.0.insert((name, size), plain);
             bound = bound.max(plain.empty + plain.copy.mul_f64(job.traffic() / 2.0));
@@ -53,27 +53,23 @@ impl Bounds {
     }
 }
 
-fn measure(device: &dyn Device, size: u64) -> Result<Plain, Error> {
+fn measure(device: &Arc<dyn Device>, size: u64) -> Result<Plain> {
+    let buffer = || Buffer::new(device, DataType::U8, size.max(4).next_multiple_of(4));
+    let (src, dst) = (buffer()?, buffer()?);
+    let copy = Op::Copy { src: Range::new(src.id(), 0, src.len()), dst: Range::new(dst.id(), 0, dst.len()) };
+    let copies = COPIED.checked_div(size).map_or(0, |n| n.clamp(1, COPIES));
+    let ops: Vec<Op> = (0..copies).flat_map(|_| [copy.clone(), Op::Barrier]).collect();
+
     let timeline = device.create_timeline(false)?;
     let mut point = Point { timeline, value: 0 };
-    let desc = BufferDesc { size: size.max(4).next_multiple_of(4), memory: Memory::Device, exportable: false };
-    let buffers = (|| Ok((device.create_buffer(&desc)?, device.create_buffer(&desc)?)))();
-    let plain = buffers.and_then(|(src, dst)| {
-        let copies = if size == 0 { 0 } else { (COPIED / size).clamp(1, COPIES) };
-        let copy = Op::Copy { src: Range::new(src, 0, desc.size), dst: Range::new(dst, 0, desc.size) };
-        let ops: Vec<Op> = (0..copies).flat_map(|_| [copy.clone(), Op::Barrier]).collect();
-        let empty = best(device, &mut point, &[])?;
-        let all = if ops.is_empty() { empty } else { best(device, &mut point, &ops)? };
-        device.destroy_buffer(src);
-        device.destroy_buffer(dst);
-        Ok(Plain { empty, copy: all.saturating_sub(empty) / copies.max(1) as u32 })
-    });
+    let times = best(&**device, &mut point, &[]).and_then(|empty| Ok((empty, best(&**device, &mut point, &ops)?)));
     device.destroy_timeline(timeline);
-    plain
+    let (empty, all) = times?;
+    Ok(Plain { empty, copy: all.saturating_sub(empty) / copies.max(1) as u32 })
 }
 
 /// The shortest time from submitting `ops` to knowing that they are done, after a first one that does not count.
-fn best(device: &dyn Device, point: &mut Point, ops: &[Op]) -> Result<Duration, Error> {
+fn best(device: &dyn Device, point: &mut Point, ops: &[Op]) -> Result<Duration> {
     let mut best = Duration::MAX;
     let mut commands = None;
     for attempt in 0..=ATTEMPTS {
@@ -90,7 +86,7 @@ fn best(device: &dyn Device, point: &mut Point, ops: &[Op]) -> Result<Duration, 
                 Waited::Reached => break,
                 Waited::TimedOut if Instant::now() >= deadline => {
                     let what = format!("a plain copy did not end within {DEADLINE:?}");
-                    return Err(Error::Invalid { device: device.info().id, what });
+                    return Err(Error::Invalid { device: device.info().id, what }.into());
                 }
                 Waited::TimedOut | Waited::Woken => {}
             }
@@ -103,4 +99,34 @@ fn best(device: &dyn Device, point: &mut Point, ops: &[Op]) -> Result<Duration, 
         device.destroy_commands(commands);
     }
     Ok(best)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kind::Kind;
+    use allhands_cpu::{CpuDevice, Options};
+
+    #[test]
+    fn a_copy_is_measured_once_and_leaves_nothing() {
+        let plain = Options::default();
+        let once = Options { restrict: Some(|l| (l.resubmit, l.gated) = (false, false)), ..Options::default() };
+        for options in [plain, once] {
+            let device: Arc<dyn Device> = CpuDevice::open(options).unwrap();
+            let mut bounds = Bounds::default();
+            let job = Job { kind: Kind::AllReduce, ranks: 2, root: 0, count: 5 };
+            let bound =
+                |bounds: &mut Bounds, job: Job| bounds.of(&job, DataType::F32, [("cpu".into(), &device)]).unwrap();
+            let first = bound(&mut bounds, job);
+            assert!(first > Duration::ZERO);
+            let copies = device.counters().copies;
+            assert_eq!(copies, COPIES * u64::from(ATTEMPTS + 1));
+            assert_eq!(bound(&mut bounds, job), first);
+            assert_eq!(device.counters().copies, copies);
+            assert_eq!(device.counters().allocated, 0);
+
+            let barrier = Job { kind: Kind::Barrier, count: 0, ..job };
+            assert_eq!(bound(&mut bounds, barrier), bounds.0[&("cpu".into(), 0)].empty);
+        }
+    }
 }

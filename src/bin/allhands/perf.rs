@@ -65,8 +65,8 @@ pub struct Perf {
     /// Devices that ranks go round: cpu, proxy-vulkan:N, proxy-gles:N
     #[arg(long, value_parser = args::list::<DeviceName>, conflicts_with = "backend")]
     devices: Option<List<DeviceName>>,
-    /// The devices, if none are named
-    #[arg(long, value_enum, default_value = "auto")]
+    /// The devices, if none are named: auto (every Vulkan GPU, else the host), proxy (those through wgpu-hal), cpu
+    #[arg(long, value_enum, default_value = "auto", hide_possible_values = true)]
     backend: Backend,
     /// How ranks learn of each other's progress: auto, native or relay
     #[arg(long, value_parser = args::auto::<Sync>, default_value = "auto")]
@@ -101,78 +101,84 @@ Exit status: 0; 1 on failure; 2 on bad arguments; 7 if any element is wrong.";
 impl Perf {
     /// Runs the sweep. The number of wrong elements.
     pub fn run(&self) -> Result<u64, Failure> {
-        let kind = self.collective;
         self.check_algorithm()?;
-        let sizes = self.sizes()?;
+        let cases = self.cases()?;
         let names = match &self.devices {
             Some(List(names)) => names.clone(),
             None => self.backend.devices()?,
         };
-        let ranks = self.ngpus.as_ref().map_or_else(|| vec![names.len().max(2) as u32], |list| list.0.clone());
-        let least = ranks.iter().copied().min().unwrap_or(0);
-        if least == 0 {
-            return Err(Failure::Usage("-g: a communicator needs at least one rank".into()));
-        }
-        if kind.rooted() && self.root >= least {
-            return Err(Failure::Usage(format!("-r: root {} is no rank of {least}", self.root)));
-        }
-
-        let most = ranks.iter().copied().max().unwrap_or(0) as usize;
-        let devices = args::open(&names, most)?;
+        let ranks = self.ranks(names.len())?;
+        let devices = args::open(&names, ranks.iter().copied().max().unwrap_or(0) as usize)?;
         self.print_preamble(&names, &devices)?;
-        let ops: Vec<Option<ReduceOp>> =
-            if kind.reduces() { self.op.0.iter().copied().map(Some).collect() } else { vec![None] };
-        // A barrier has no elements.
-        let types = if kind == Kind::Barrier { &[DataType::F32][..] } else { &self.datatype.0 };
-        let bar = ProgressBar::new((ranks.len() * types.len() * ops.len() * sizes.len()) as u64);
+
+        let bar = ProgressBar::new((ranks.len() * cases.len()) as u64);
         if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} rows, {elapsed} {msg}") {
             bar.set_style(style);
         }
-        let settings = Settings {
-            iters: self.iters,
-            warmup: self.warmup_iters,
-            check: self.check == 1,
-            blocking: self.blocking == 1,
-        };
-        let mut bench = Bench::new(settings);
+        let mut bench = Bench::new(self.settings());
         let mut bounds = Bounds::default();
-        let mut results = Results { collective: kind.name(), rows: Vec::new(), wrong: 0 };
-        let mut first_wrong = None;
+        let mut results = Results { collective: self.collective.name(), rows: Vec::new(), wrong: 0 };
         for &n in &ranks {
             let comm = self.communicator(&devices[..n as usize])?;
-            for &dtype in types {
-                for &op in ops.iter().filter(|op| allhands::supported(**op, dtype)) {
-                    for &bytes in &sizes {
-                        let job = Job::of_bytes(kind, n, self.root, bytes, dtype);
-                        let redop = op.map_or("none", ReduceOp::name);
-                        bar.set_message(format!("{n} ranks, {dtype} {redop}, {bytes} bytes"));
-                        let case = Case { comm: &comm, job, op, in_place: false };
-                        let apart = run(&mut bench, case, dtype)?;
-                        let over = kind.in_place().then(|| run(&mut bench, Case { in_place: true, ..case }, dtype));
-                        let over = over.transpose()?;
-                        let named = names.iter().map(DeviceName::to_string).zip(&devices).take(n as usize);
-                        let bound = bounds.of(&job, dtype, named).map_err(allhands::Error::from)?;
-                        let row = Row::new(&job, dtype, redop, &apart, over.as_ref(), bound);
-                        bar.suspend(|| say(&row))?;
-                        bar.inc(1);
-                        results.wrong += row.wrong();
-                        for (sample, how) in [(Some(&apart), "out of place"), (over.as_ref(), "in place")] {
-                            let first = sample.and_then(|s| s.wrong.as_ref()).and_then(|w| w.first.as_ref());
-                            if let (None, Some(first)) = (&first_wrong, first) {
-                                let what = format!("{kind} of {dtype}, {redop}, {n} ranks, {} bytes, {how}", row.size);
-                                bar.suspend(|| eprintln!("allhands: first wrong: {what}: {first}"));
-                                first_wrong = Some(what);
-                            }
-                        }
-                        results.rows.push(row);
-                    }
+            for &(dtype, op, bytes) in &cases {
+                let job = Job::of_bytes(self.collective, n, self.root, bytes, dtype);
+                let redop = op.map_or("none", ReduceOp::name);
+                bar.set_message(format!("{n} ranks, {dtype} {redop}, {bytes} bytes"));
+                let case = Case { comm: &comm, job, op, in_place: false };
+                let apart = run(&mut bench, case, dtype)?;
+                let over = match job.kind.in_place() {
+                    true => Some(run(&mut bench, Case { in_place: true, ..case }, dtype)?),
+                    false => None,
+                };
+                // Zipped with the names, the devices are those that differ.
+                let named = names.iter().map(DeviceName::to_string).zip(&devices).take(n as usize);
+                let bound = bounds.of(&job, dtype, named)?;
+                let row = Row::new(&job, dtype, redop, &apart, over.as_ref(), bound);
+                bar.suspend(|| say(&row))?;
+                bar.inc(1);
+                if results.wrong == 0
+                    && let Some(first) = first_wrong(&apart, over.as_ref())
+                {
+                    let what = format!("{} of {dtype}, {redop}, {n} ranks, {} bytes", job.kind, row.size);
+                    bar.suspend(|| eprintln!("allhands: first wrong: {what}, {first}"));
                 }
+                results.wrong += row.wrong();
+                results.rows.push(row);
             }
         }
         bar.finish_and_clear();
         self.print_summary(&results)?;
         self.write_files(&results, &names)?;
         Ok(results.wrong)
+    }
+
+    fn settings(&self) -> Settings {
+        Settings { iters: self.iters, warmup: self.warmup_iters, check: self.check == 1, blocking: self.blocking == 1 }
+    }
+
+    /// The numbers of ranks.
+    fn ranks(&self, devices: usize) -> Result<Vec<u32>, Failure> {
+        let ranks = self.ngpus.as_ref().map_or_else(|| vec![devices.max(2) as u32], |list| list.0.clone());
+        let least = ranks.iter().copied().min().unwrap_or(0);
+        if least == 0 {
+            return Err(Failure::Usage("-g: a communicator needs at least one rank".into()));
+        }
+        if self.collective.rooted() && self.root >= least {
+            return Err(Failure::Usage(format!("-r: root {} is no rank of {least}", self.root)));
+        }
+        Ok(ranks)
+    }
+
+    /// What is measured for each number of ranks: type, reduction, bytes.
+    fn cases(&self) -> Result<Vec<(DataType, Option<ReduceOp>, u64)>, Failure> {
+        let sizes = self.sizes()?;
+        // A barrier has no elements.
+        let types = if self.collective == Kind::Barrier { &[DataType::F32][..] } else { &self.datatype.0 };
+        let ops: Vec<Option<ReduceOp>> =
+            if self.collective.reduces() { self.op.0.iter().copied().map(Some).collect() } else { vec![None] };
+        let pairs = types.iter().flat_map(|t| ops.iter().map(|op| (*t, *op)));
+        let pairs = pairs.filter(|(dtype, op)| allhands::supported(*op, *dtype));
+        Ok(pairs.flat_map(|(dtype, op)| sizes.iter().map(move |bytes| (dtype, op, *bytes))).collect())
     }
 
     /// The sizes of the sweep in bytes.
@@ -259,6 +265,12 @@ impl Perf {
         }
         Ok(())
     }
+}
+
+/// Where the first wrong element of a row was, and what it was.
+fn first_wrong(apart: &Sample, over: Option<&Sample>) -> Option<String> {
+    let first = |sample: &Sample, how: &str| Some(format!("{how}, {}", sample.wrong.as_ref()?.first.as_ref()?));
+    first(apart, "out of place").or_else(|| first(over?, "in place"))
 }
 
 fn run(bench: &mut Bench, case: Case<'_>, dtype: DataType) -> Result<Sample, Failure> {

@@ -194,20 +194,13 @@ fn a_reduction_is_finished_once_and_last() {
 }
 
 #[test]
-fn elements_and_calls_are_told_apart() {
+fn elements_are_told_apart() {
     // The middle elements change places.
     let mut s = broadcast(2);
     let (slot, out) = (Place::Slot(0), Place::Output(1));
     let pieces = [(0, 0), (1, 2), (2, 1), (3, 3)];
     s.steps[1][0].actions = pieces.map(|(a, b)| copy(region(slot, a, 1), region(out, b, 1))).to_vec();
     assert_eq!(wrong(&s), Wrong::Element { rank: 0, got: 2, want: 1 });
-    // What an earlier call left there.
-    let mut s = broadcast(2);
-    s.slots.push(outbox(0, 4));
-    s.steps[0][1].actions.push(copy(region(Place::Input(0), 0, 4), region(Place::Slot(1), 0, 4)));
-    s.steps[0].insert(0, step(&[], vec![copy(region(Place::Slot(1), 0, 4), region(Place::Slot(0), 0, 4))]));
-    s.steps[0].remove(1);
-    assert!(matches!(in_rank_order(&s), Err(Fault::Undefined { .. })), "the first call finds nothing");
     // A part of the output that nobody writes.
     let mut s = broadcast(2);
     s.steps[1][0].actions = vec![copy(region(slot, 0, 3), region(out, 0, 3))];
@@ -235,14 +228,22 @@ fn reading_what_nobody_wrote() {
 }
 
 #[test]
-fn a_caller_may_overwrite_its_input_when_its_rank_is_done() {
-    // Rank 1 reads rank 0's slot late, which is safe; the same from a step of rank 0 behind its last needed one is too.
-    check(&broadcast(2), 3, 2).unwrap();
-    // The last step of a rank comes too early: a worker still writes its output.
-    let mut s = broadcast(2);
-    s.shape = Shape { ranks: 1, ..s.shape };
-    s.steps = vec![vec![step(&[], vec![copy(region(Place::Input(0), 0, 4), region(Place::Slot(0), 0, 4))])], vec![]];
-    assert_eq!(wrong(&s), Wrong::Undefined);
+fn a_caller_overwrites_its_input_when_its_own_rank_is_done() {
+    // Rank 1 reads rank 0's input where it lies: right until rank 0's caller goes on.
+    let s = broadcast(2);
+    let mut program = Sequence::repeat(&s, FoldOrder::Rank, 1, 1).program().unwrap();
+    let input = program.calls[0].inputs[0][0];
+    let publish = program.nodes.iter().position(|n| matches!(n.event, Event::Work(_))).unwrap();
+    let reader = program.nodes.iter_mut().find(|n| n.after == [publish]).unwrap();
+    let Event::Work(work) = &mut reader.event else { panic!("it copies") };
+    work[0].srcs[0] = input;
+    let fault = program.check().unwrap_err().to_string();
+    assert!(fault.contains("the caller of rank 0 after call 0 and step 0 of actor 1 in call 0"), "{fault}");
+    // With rank 0's caller behind it, it is right.
+    let reader = program.nodes.iter().position(|n| n.after == [publish]).unwrap();
+    let end = program.nodes.iter().position(|n| n.event == Event::End { call: 0, rank: 0 }).unwrap();
+    program.nodes[end].after.push(reader);
+    program.check().unwrap();
 }
 
 #[test]
