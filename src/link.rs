@@ -159,7 +159,7 @@ const PROOF_ROUNDS: u32 = 3;
 const PROOF_ELEMENTS: u64 = 4_099;
 const BULK_ELEMENTS: u64 = 256 << 10;
 /// A path is slower than the next one if it takes so many times as long: less is noise.
-const SLOWER: f64 = 1.25;
+const SLOWER: f64 = 1.5;
 
 /// The links of all ordered pairs of ranks, and the speed of each rank's device.
 pub(crate) fn find(devices: &[Arc<dyn Device>], forced: Forced, clock: &Clock) -> Result<(Vec<Link>, Vec<Speed>)> {
@@ -258,7 +258,7 @@ fn pair(
         let why: Vec<String> = tried.map(|a| format!("{} with {}: {}", a.path, a.sync, a.outcome)).collect();
         return Err(Error::Path { ranks: (ranks[0], ranks[1]), why: why.join("; ") });
     };
-    for attempt in attempts.iter().filter(|a| matches!(a.outcome, Outcome::Failed(_) | Outcome::Slower(_))) {
+    for attempt in attempts.iter().filter(|a| matches!(a.outcome, Outcome::Failed(_))) {
         log::warn!("ranks {} and {}: {} with {} {}", ranks[0], ranks[1], attempt.path, attempt.sync, attempt.outcome);
     }
     let moved = (BULK_ELEMENTS * 4) as f64;
@@ -304,7 +304,7 @@ fn prove(path: Path, devices: &[Arc<dyn Device>; 2], clock: &Clock) -> std::resu
     let timed = |count, rounds| exchange.time(count, rounds).map_err(|e| e.to_string());
     let mut small = timed(1, 9)?;
     small.sort();
-    let bulk = timed(BULK_ELEMENTS, 3)?;
+    let bulk = timed(BULK_ELEMENTS, 5)?;
     Ok(Measured { small: small[small.len() / 2], bulk: bulk.into_iter().min().unwrap_or_default() })
 }
 

@@ -11,12 +11,19 @@ use crate::{
 };
 use std::{
     collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
-/// Records what a communicator submits. Given to its builder; read when nothing is pending.
+/// Records what a communicator submits. Given to its builder.
 #[derive(Default)]
-pub struct Trace(Mutex<Record>);
+pub struct Trace {
+    record: Mutex<Record>,
+    submitted: Condvar,
+}
+
+/// A submission that is not made in this time never will be.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What was recorded.
 #[derive(Clone, Debug, Default)]
@@ -54,9 +61,12 @@ pub struct SubmissionRecord {
 }
 
 impl Trace {
-    /// What was recorded so far.
+    /// What was recorded, once all that was prepared has been submitted: a rank may be done before the last host
+    /// worker has been given its work.
     pub fn record(&self) -> Record {
-        self.lock().clone()
+        let held_back = |r: &mut Record| r.submissions.values().any(|s| s.waits.is_none());
+        let waited = self.submitted.wait_timeout_while(self.lock(), PATIENCE, held_back);
+        waited.unwrap_or_else(PoisonError::into_inner).0.clone()
     }
     pub(crate) fn call(&self, call: &Checked, algorithm: Algorithm, values: Vec<(u64, u32)>) {
         let spans = call.ranks.iter().map(|r| (r.input.clone(), r.output.clone())).collect();
@@ -68,12 +78,13 @@ impl Trace {
     pub(crate) fn submitted(&self, actor: Actor, value: u64, waits: &[(usize, u64)]) {
         let waits = waits.iter().map(|&(a, v)| (a as Actor, v)).collect();
         self.lock().submissions.entry((actor, value)).or_default().waits = Some(waits);
+        self.submitted.notify_all();
     }
     pub(crate) fn alias(&self, view: BufferId, of: BufferId) {
         self.lock().aliases.insert(view, of);
     }
     fn lock(&self) -> MutexGuard<'_, Record> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.record.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

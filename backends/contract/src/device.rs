@@ -79,6 +79,18 @@ pub trait Device: Send + Sync {
     fn create_timeline(&self, shareable: bool) -> Result<TimelineId>;
     /// Its handle is stale at once; it goes when its last use has completed.
     fn destroy_timeline(&self, timeline: TimelineId);
+    /// A timeline that was made shareable, for other devices of the same driver.
+    fn export_timeline(&self, timeline: TimelineId) -> Result<SharedTimeline> {
+        let _ = timeline;
+        let device = self.info().id;
+        Err(Error::Unsupported { device, what: "timelines that can be exported", instead: "let the host relay" })
+    }
+    /// A timeline that is another device's: for waits and values, not to be signalled here. Success proves nothing.
+    fn import_timeline(&self, timeline: &SharedTimeline) -> Result<TimelineId> {
+        let _ = timeline;
+        let device = self.info().id;
+        Err(Error::Unsupported { device, what: "import of timelines", instead: "let the host relay" })
+    }
     /// Its value now.
     fn value(&self, timeline: TimelineId) -> Result<u64>;
     /// Raises it from the host. Only where [`Limits::gated`]. A value not above the present one is refused.

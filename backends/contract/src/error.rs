@@ -70,6 +70,16 @@ pub enum Error {
         /// What was wrong, and what would be right.
         what: String,
     },
+    /// A driver refused what it said it could do, or what an import needs does not hold. Another way is taken.
+    #[error("{device} could not {what}: {why}")]
+    Refused {
+        /// Which device.
+        device: DeviceId,
+        /// What was asked of it.
+        what: &'static str,
+        /// What the driver said, or what did not hold.
+        why: String,
+    },
     /// No memory.
     #[error("{device} has no room for {bytes} bytes")]
     OutOfMemory {

@@ -35,6 +35,6 @@ pub use device::{Device, Submission, Waited};
 pub use error::{Error, Result};
 pub use ids::{BufferId, CommandsId, DeviceId, Point, Range, TimelineId};
 pub use limits::{Counters, Info, Limits};
-pub use memory::{BufferDesc, HostRegion, Memory, SharedKind, SharedMemory};
+pub use memory::{BufferDesc, HostRegion, Memory, SharedFd, SharedHandle, SharedKind, SharedMemory, SharedTimeline};
 pub use op::{Domain, Kernel, Op, check_ops};
 pub use slab::Slab;

@@ -72,4 +72,6 @@ pub struct Counters {
     pub prepares: u64,
     /// Bytes of buffers that are alive.
     pub allocated: u64,
+    /// Calls into the driver, where the device counts them.
+    pub driver_calls: u64,
 }

@@ -1,6 +1,6 @@
 //! Buffers, and memory that crosses from one device to another.
 use crate::DeviceId;
-use std::{any::Any, ptr::NonNull, sync::Arc};
+use std::{any::Any, os::fd::OwnedFd, ptr::NonNull, sync::Arc};
 
 /// Who can reach a buffer, and how.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -37,24 +37,80 @@ pub enum SharedKind {
     Host,
 }
 
-/// Memory on its way from the device that exported it to those that import it.
+/// Memory on its way from the device that exported it to those that import it. A clone names the same memory.
 #[derive(Clone, Debug)]
 pub struct SharedMemory {
     /// The device that exported it.
     pub from: DeviceId,
-    /// Host pages. (File descriptors come with the backend that can make them.)
-    pub region: Arc<HostRegion>,
+    /// Bytes of the buffer that it is.
+    pub size: u64,
+    /// How it is reached.
+    pub handle: SharedHandle,
+}
+
+/// How shared memory is reached.
+#[derive(Clone, Debug)]
+pub enum SharedHandle {
+    /// Host pages, within this process.
+    Host(Arc<HostRegion>),
+    /// A file descriptor that only the exporter's driver understands.
+    OpaqueFd(SharedFd),
+    /// A dma-buf.
+    DmaBuf(SharedFd),
+}
+
+/// Memory behind a file descriptor, and what an importer has to repeat of how it was made.
+#[derive(Clone, Debug)]
+pub struct SharedFd {
+    /// Closed with its last clone; importers duplicate it.
+    pub fd: Arc<OwnedFd>,
+    /// Bytes of the whole allocation.
+    pub allocation_size: u64,
+    /// Where in the allocation the buffer starts.
+    pub offset: u64,
+    /// Which of the exporter's memory types it is of. Means something to the same driver only.
+    pub memory_type: u32,
+    /// Whether the allocation was made for this one buffer.
+    pub dedicated: bool,
+    /// Of the exporter. Equal ones do not mean one device: copies of a driver share it.
+    pub device_uuid: [u8; 16],
+    /// Of the exporter's driver.
+    pub driver_uuid: [u8; 16],
 }
 
 impl SharedMemory {
+    /// All of `region`.
+    pub fn host(from: DeviceId, region: Arc<HostRegion>) -> Self {
+        SharedMemory { from, size: region.len() as u64, handle: SharedHandle::Host(region) }
+    }
     /// In what form it is.
     pub fn kind(&self) -> SharedKind {
-        SharedKind::Host
+        match self.handle {
+            SharedHandle::Host(_) => SharedKind::Host,
+            SharedHandle::OpaqueFd(_) => SharedKind::OpaqueFd,
+            SharedHandle::DmaBuf(_) => SharedKind::DmaBuf,
+        }
     }
-    /// Bytes.
-    pub fn size(&self) -> u64 {
-        self.region.len() as u64
+    /// The pages, if it is of [`SharedKind::Host`].
+    pub fn region(&self) -> Option<&Arc<HostRegion>> {
+        match &self.handle {
+            SharedHandle::Host(region) => Some(region),
+            _ => None,
+        }
     }
+}
+
+/// A timeline on its way from the device that exported it to those that wait for it. A clone names the same one.
+#[derive(Clone, Debug)]
+pub struct SharedTimeline {
+    /// The device that exported it.
+    pub from: DeviceId,
+    /// A file descriptor that only the exporter's driver understands.
+    pub fd: Arc<OwnedFd>,
+    /// Of the exporter.
+    pub device_uuid: [u8; 16],
+    /// Of the exporter's driver.
+    pub driver_uuid: [u8; 16],
 }
 
 /// Pages of this process that devices and the host share. Whoever holds it keeps them mapped.

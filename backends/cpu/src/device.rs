@@ -137,6 +137,7 @@ impl Device for CpuDevice {
             copies: c.copies.load(Relaxed),
             prepares: c.prepares.load(Relaxed),
             allocated: c.allocated.load(Relaxed),
+            ..Counters::default()
         }
     }
     fn clock(&self) -> Clock {
@@ -202,23 +203,24 @@ impl Device for CpuDevice {
             return Err(Error::Unsupported { device: self.id(), what, instead: "see its limits for what it exports" });
         }
         match found.region() {
-            Some(region) if found.exportable => Ok(SharedMemory { from: self.id(), region: Arc::new(region) }),
+            Some(region) if found.exportable => Ok(SharedMemory::host(self.id(), Arc::new(region))),
             _ => self.invalid(format!("{buffer:?} was not made exportable; ask for that when it is made")),
         }
     }
     fn import(&self, memory: &SharedMemory) -> Result<BufferId> {
         self.queue.alive()?;
-        if !self.limits.memory_import.contains(&memory.kind()) {
+        let region = memory.region().filter(|_| self.limits.memory_import.contains(&SharedKind::Host));
+        let Some(region) = region else {
             return Err(Error::Unsupported {
                 device: self.id(),
-                what: "import of host pages",
+                what: "import of memory in this form",
                 instead: "copy through memory of its own",
             });
-        }
+        };
         let buffer = match self.options.faults.look(|f| f.imports.clone()) {
             PathFault::Refuse(reason) => return self.invalid(reason),
-            PathFault::Zeros => Buffer::import_zeros(self.pages(memory.size())?),
-            _ => Buffer::import(memory.region.clone(), &self.queue.counts.resident),
+            PathFault::Zeros => Buffer::import_zeros(self.pages(memory.size)?),
+            _ => Buffer::import(region.clone(), &self.queue.counts.resident),
         };
         let buffer = Arc::new(buffer);
         Ok(self.state()?.buffers.insert(self.id(), buffer))

@@ -260,6 +260,7 @@ impl<A: ProxyApi> Device for ProxyDevice<A> {
             copies: self.queue.copies.load(Ordering::Relaxed),
             prepares: self.prepares.load(Ordering::Relaxed),
             allocated: self.gpu.allocated.load(Ordering::Relaxed),
+            ..Counters::default()
         }
     }
     fn status(&self) -> Result<()> {
@@ -325,7 +326,7 @@ impl<A: ProxyApi> Device for ProxyDevice<A> {
         // SAFETY: the bytes stay mapped while the buffer lives, which the region owns; this crate only makes raw
         // accesses to them. Download memory is readable only, and whoever gets it must not write: `Memory` says so.
         let region = unsafe { HostRegion::new(start, size, Box::new(buffer)) };
-        Ok(SharedMemory { from: self.info.id, region: Arc::new(region) })
+        Ok(SharedMemory::host(self.info.id, Arc::new(region)))
     }
     fn import(&self, _: &SharedMemory) -> Result<BufferId> {
         self.unsupported("memory import", "let the host carry, or import this device's memory elsewhere")

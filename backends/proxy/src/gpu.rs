@@ -174,8 +174,9 @@ mod tests {
         let desc = BufferDesc { size: 4096, memory: Memory::Upload, exportable: true };
         let shared = device.export(device.create_buffer(&desc).unwrap(), SharedKind::Host).unwrap();
         drop(device);
+        let region = shared.region().unwrap();
         // SAFETY: the region keeps its bytes mapped, and no device uses them.
-        unsafe { shared.region.as_ptr().write_bytes(7, shared.region.len()) };
+        unsafe { region.as_ptr().write_bytes(7, region.len()) };
     }
 
     #[test]

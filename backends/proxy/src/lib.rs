@@ -15,6 +15,10 @@
 //! | `queue` | submissions, what they keep alive, and waiting for them |
 //! | `device` | the [`Device`] that ties these together |
 //!
+//! A kernel is compiled when first prepared, and some drivers finish that at its first run: use it once before timing.
+//! The ranges of one kernel must fit four windows of the adapter's largest storage binding (at least 128 MiB), or it is
+//! refused.
+//!
 //! What it does not do: waits on its queue (hal chains submissions by binary semaphores, so a wait for something not
 //! yet submitted would block the next submit), commands that can be submitted twice, memory import, sharing of
 //! timelines. Host-visible memory must be coherent, as it is on every Vulkan driver; a GL without persistent coherent

@@ -233,3 +233,14 @@ fn far_apart(device: &dyn Device) {
 fn a_kernel_reaches_over_a_large_buffer() {
     common::with_devices(|device| far_apart(&**device));
 }
+
+#[test]
+fn an_adapter_is_opened_from_many_threads() {
+    common::with_devices(|device| {
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| chains(&*device.sibling().unwrap()));
+            }
+        });
+    });
+}

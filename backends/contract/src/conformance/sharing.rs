@@ -29,7 +29,7 @@ fn exported(rig: &Rig, memory: Memory) -> Check<(BufferId, SharedMemory)> {
     let buffer = rig.keep(said("create_buffer, exportable", rig.device.create_buffer(&desc))?);
     let shared = said("export", rig.device.export(buffer, SharedKind::Host))?;
     ensure(shared.from == rig.device.info().id, || format!("exported memory is of {}", rig.device.info().id))?;
-    ensure(shared.size() >= SIZE as u64, || format!("{} bytes were exported of {SIZE}", shared.size()))?;
+    ensure(shared.size >= SIZE as u64, || format!("{} bytes were exported of {SIZE}", shared.size))?;
     Ok((buffer, shared))
 }
 
@@ -37,18 +37,22 @@ fn exports(device: &Arc<dyn Device>) -> bool {
     device.limits().memory_export.contains(&SharedKind::Host)
 }
 
+fn region(shared: &SharedMemory) -> &HostRegion {
+    shared.region().expect("the tests here export and import host pages only")
+}
+
 fn put(shared: &SharedMemory, bytes: &[u8]) {
-    assert!(bytes.len() <= shared.region.len());
+    assert!(bytes.len() <= region(shared).len());
     // SAFETY: the region has that many bytes and is mapped while `shared` is; every test here touches it only while
     // no submission that has started and not completed uses it.
-    unsafe { shared.region.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) }
+    unsafe { region(shared).as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) }
 }
 
 fn get(shared: &SharedMemory, size: usize) -> Vec<u8> {
-    assert!(size <= shared.region.len());
+    assert!(size <= region(shared).len());
     let mut bytes = vec![0; size];
     // SAFETY: as in `put`.
-    unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(shared.region.as_ptr(), size) }
+    unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(region(shared).as_ptr(), size) }
     bytes
 }
 
@@ -70,7 +74,7 @@ fn pages(device: &Arc<dyn Device>) -> Check<SharedMemory> {
     let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or("no memory for pages")?;
     // SAFETY: the bytes stay until the owner is dropped, and no reference to them is ever made.
     let region = unsafe { HostRegion::new(start, layout.size(), Box::new(Pages(start, layout))) };
-    Ok(SharedMemory { from: device.info().id, region: Arc::new(region) })
+    Ok(SharedMemory::host(device.info().id, Arc::new(region)))
 }
 
 /// The kinds of memory that the device copies from or to, and the host reaches.
@@ -161,7 +165,7 @@ fn exported_memory_outlives_its_buffer(device: &Arc<dyn Device>) -> Outcome {
 /// Copies into and out of `imported`, whose pages are `shared`.
 fn round_trip(rig: &Rig, imported: BufferId, shared: &SharedMemory) -> Check {
     let size = said("size of an import", rig.device.size(imported))?;
-    ensure(size == shared.size(), || format!("an import of {} bytes has {size}", shared.size()))?;
+    ensure(size == shared.size, || format!("an import of {} bytes has {size}", shared.size))?;
     for round in 1..4 {
         let (a, b) = (pattern(round, SIZE), pattern(100 + round, SIZE));
         let (src, dst) = (rig.holding(&b)?, rig.holding(&pattern(50, SIZE))?);

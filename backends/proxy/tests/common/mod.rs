@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 /// The devices that `ALLHANDS_DEVICES` lists (`proxy-vulkan:0,proxy-gles:0`; other backends' names are passed over),
 /// each of which must open; without it, one on every adapter found.
-pub fn devices() -> Vec<Arc<dyn Device>> {
+fn devices() -> Vec<Arc<dyn Device>> {
     let Ok(list) = std::env::var("ALLHANDS_DEVICES") else {
         let found = Backend::ALL.into_iter().flat_map(adapters);
         return found.map(|a| open(a.backend, a.index).unwrap_or_else(|e| panic!("{e}"))).collect();
@@ -22,9 +22,12 @@ pub fn devices() -> Vec<Arc<dyn Device>> {
 }
 
 /// Runs `test` on each, naming it where it fails.
-#[allow(dead_code)] // each test binary has its own copy of this module
 pub fn with_devices(test: impl Fn(&Arc<dyn Device>)) {
-    for device in devices() {
+    let devices = devices();
+    if devices.is_empty() {
+        println!("nothing was run: there is no device");
+    }
+    for device in devices {
         println!("{} {}, {}", device.info().backend, device.info().name, device.info().driver);
         test(&device);
         device.status().unwrap();
