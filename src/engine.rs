@@ -46,14 +46,14 @@ pub(crate) struct Setup {
 
 impl Setup {
     /// For a proof: every pair by the same path, nothing measured yet.
-    pub fn alike(devices: Vec<Arc<dyn Device>>, path: Path, clock: Clock) -> Self {
+    pub fn alike(devices: Vec<Arc<dyn Device>>, path: Path, sync: Sync, clock: Clock) -> Self {
         let n = devices.len() as u32;
         let pairs = (0..n).flat_map(|from| (0..n).map(move |to| (from, to))).filter(|(from, to)| from != to);
         let link = |(from, to)| Link {
             from,
             to,
             path,
-            sync: Sync::Relay,
+            sync,
             latency: Duration::ZERO,
             bandwidth: 1e9,
             attempts: Vec::new(),
@@ -106,8 +106,12 @@ impl Scheduled {
         };
         let tuner = Tuner::new(&setup.links, &setup.speeds, &*workers[0])?;
         let devices = Devices { ranks: setup.devices, workers };
+        let native = |waiting: usize, other: usize| {
+            let pair = |l: &&Link| l.to as usize == waiting && l.from as usize == other;
+            setup.links.iter().find(pair).is_some_and(|l| l.sync == Sync::Native)
+        };
         Ok(Scheduled {
-            relay: Relay::start(&devices, setup.clock.clone(), setup.trace.clone())?,
+            relay: Relay::start(&devices, native, setup.clock.clone(), setup.trace.clone())?,
             tuner,
             plans: Plans::default(),
             path: common(setup.links.iter().map(|l| l.path.name())),
@@ -187,7 +191,7 @@ impl Scheduled {
         let mut queue = self.lock();
         let needs = plan.needs(call.dtype);
         let trace = self.trace.as_deref();
-        let turn = if needs.is_empty() { None } else { Some(queue.staging.turn(&self.devices, &needs, trace)?) };
+        let turn = if needs.is_empty() { None } else { Some(queue.staging.turn(&self.devices, &self.links, &needs, trace)?) };
         // Of each actor: the values that its timeline has before and after the call.
         let before = self.relay.issued();
         let submissions = |actor: usize| plan.submissions.get(actor).copied().unwrap_or(0);

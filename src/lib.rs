@@ -62,3 +62,8 @@ pub use link::{Attempt, Link, Outcome, Sync};
 pub use pending::{Pending, ReducedOn, Report};
 pub use schedule::{Algorithm, Collective, Path, Shape, Transfer};
 pub use span::Span;
+
+/// The README's example is compiled and run with the documentation's.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -224,7 +224,7 @@ fn pair(
                 Outcome::Refused(why)
             } else {
                 let throwaway = [siblings.of(devices[0])?, siblings.of(devices[1])?];
-                match prove(path, &throwaway, clock) {
+                match prove((path, sync), &throwaway, clock) {
                     Ok(measured) => {
                         proven.push((attempts.len(), measured));
                         Outcome::Spare
@@ -294,8 +294,8 @@ struct Measured {
 }
 
 /// Sends a pattern both ways at once and reads it back; then the same, timed.
-fn prove(path: Path, devices: &[Arc<dyn Device>; 2], clock: &Clock) -> std::result::Result<Measured, String> {
-    let setup = Setup::alike(devices.to_vec(), path, clock.clone());
+fn prove((path, sync): (Path, Sync), devices: &[Arc<dyn Device>; 2], clock: &Clock) -> std::result::Result<Measured, String> {
+    let setup = Setup::alike(devices.to_vec(), path, sync, clock.clone());
     let engine = Scheduled::new(setup).map_err(|e| e.to_string())?;
     let exchange = Exchange::new(devices, &engine).map_err(|e| e.to_string())?;
     for round in 0..PROOF_ROUNDS {

@@ -4,7 +4,8 @@
 //! each actor: how far its timeline is known to be. Each device has a *lane*: a thread that blocks in the device's
 //! `wait_any`, writes what it finds on the board, and acts on what others wrote there.
 //!
-//! How a submission waits for another actor depends on its device:
+//! How a submission waits for another actor depends on the devices:
+//! - **the same queue, or native sync**: it waits on the other's timeline, its own or imported. No CPU takes part.
 //! - **gated**: it is in the device's queue at once and waits on a *gate*, a timeline of that device which follows the
 //!   other actor's. Only the other actor's lane raises it, and never under a lock of a queue.
 //! - **held** (every wgpu-hal queue, and host workers): it stays in the lane until the board says that its waits are
@@ -64,8 +65,19 @@ struct Actor {
     rank: usize,
     /// The value of its last submission.
     issued: AtomicU64,
-    /// Of each other actor on another device, if this device is gated: what follows the other's timeline.
-    gates: Vec<Option<Gate>>,
+    /// How it waits for each actor.
+    edges: Vec<Edge>,
+}
+
+enum Edge {
+    /// On the other's own timeline: both are of one device.
+    Own,
+    /// On the other's timeline, imported.
+    Native(TimelineId),
+    /// On a timeline of this device that follows the other's.
+    Gate(Gate),
+    /// In its lane.
+    Held,
 }
 
 struct Gate {
@@ -110,8 +122,14 @@ enum Next {
 }
 
 impl Relay {
-    /// Makes the timelines and starts a lane for each device.
-    pub fn start(devices: &Devices, clock: Clock, trace: Option<Arc<Trace>>) -> Result<Arc<Self>> {
+    /// Makes the timelines and starts a lane for each device. `native(waiting, other)`: whether these ranks have
+    /// native sync. A rank's timeline is exportable only if it has a native pair.
+    pub fn start(
+        devices: &Devices,
+        native: impl Fn(usize, usize) -> bool,
+        clock: Clock,
+        trace: Option<Arc<Trace>>,
+    ) -> Result<Arc<Self>> {
         let ranks = devices.ranks.len();
         let mut lanes: Vec<Lane> = Vec::new();
         let mut actors = Vec::new();
@@ -123,20 +141,26 @@ impl Relay {
                 lanes.push(Lane::new(home.clone()));
             }
             lanes[lane].add(actor);
-            let timeline = device.create_timeline(false)?;
-            let gates = Vec::new();
-            actors.push(Actor { device: device.clone(), timeline, lane, rank, issued: AtomicU64::new(0), gates });
+            let shareable = (0..ranks).any(|other| actor < ranks && (native(actor, other) || native(other, actor)));
+            let timeline = device.create_timeline(shareable)?;
+            let edges = Vec::new();
+            actors.push(Actor { device: device.clone(), timeline, lane, rank, issued: AtomicU64::new(0), edges });
         }
         for actor in 0..actors.len() {
             let device = actors[actor].device.clone();
-            let gate = |other: &Actor| -> Result<Option<Gate>> {
-                if !device.limits().gated || other.device.info().id == device.info().id {
-                    return Ok(None);
-                }
-                let timeline = device.create_timeline(false)?;
-                Ok(Some(Gate { timeline, wanted: AtomicU64::new(0), opened: AtomicU64::new(0) }))
+            let edge = |(other, to): (usize, &Actor)| -> Result<Edge> {
+                Ok(if to.device.info().id == device.info().id {
+                    Edge::Own
+                } else if !device.limits().gated {
+                    Edge::Held
+                } else if actor < ranks && other < ranks && native(actor, other) {
+                    Edge::Native(device.import_timeline(&to.device.export_timeline(to.timeline)?)?)
+                } else {
+                    let timeline = device.create_timeline(false)?;
+                    Edge::Gate(Gate { timeline, wanted: AtomicU64::new(0), opened: AtomicU64::new(0) })
+                })
             };
-            actors[actor].gates = actors.iter().map(gate).collect::<Result<_>>()?;
+            actors[actor].edges = actors.iter().enumerate().map(edge).collect::<Result<_>>()?;
         }
         let relay = Arc::new(Relay {
             board: actors.iter().map(|_| AtomicU64::new(0)).collect(),
@@ -246,8 +270,10 @@ impl Relay {
         if self.board[other].load(SeqCst) >= value {
             return None;
         }
-        let Some(gate) = &self.actors[actor].gates[other] else {
-            return Some(Point { timeline: self.actors[other].timeline, value }); // the same device: no relay needed
+        let gate = match &self.actors[actor].edges[other] {
+            Edge::Gate(gate) => gate,
+            Edge::Native(timeline) => return Some(Point { timeline: *timeline, value }),
+            Edge::Own | Edge::Held => return Some(Point { timeline: self.actors[other].timeline, value }),
         };
         gate.wanted.fetch_max(value, SeqCst);
         // The other's lane writes the board and then reads what is wanted. Either it sees this, or this sees that.
@@ -341,7 +367,7 @@ impl Relay {
     fn publish(&self, actor: usize, value: u64) -> crate::contract::Result<()> {
         self.board[actor].store(value, SeqCst);
         for other in &self.actors {
-            let Some(gate) = &other.gates[actor] else { continue };
+            let Edge::Gate(gate) = &other.edges[actor] else { continue };
             if gate.wanted.load(SeqCst) > gate.opened.load(SeqCst) && gate.opened.fetch_max(value, SeqCst) < value {
                 other.device.signal(Point { timeline: gate.timeline, value })?;
             }
@@ -473,8 +499,9 @@ impl Relay {
             }
         }
         for actor in &self.actors {
-            for (other, gate) in actor.gates.iter().enumerate().filter_map(|(o, g)| Some((o, g.as_ref()?))) {
-                let value = self.actors[other].issued.load(SeqCst);
+            for (other, edge) in self.actors.iter().zip(&actor.edges) {
+                let Edge::Gate(gate) = edge else { continue };
+                let value = other.issued.load(SeqCst);
                 if gate.opened.fetch_max(value, SeqCst) < value {
                     // A device that is gone needs no gate opened.
                     let _ = actor.device.signal(Point { timeline: gate.timeline, value });
@@ -493,7 +520,11 @@ impl Drop for Relay {
     fn drop(&mut self) {
         for actor in &self.actors {
             actor.device.destroy_timeline(actor.timeline);
-            actor.gates.iter().flatten().for_each(|g| actor.device.destroy_timeline(g.timeline));
+            for edge in &actor.edges {
+                if let Edge::Native(timeline) | Edge::Gate(Gate { timeline, .. }) = edge {
+                    actor.device.destroy_timeline(*timeline);
+                }
+            }
         }
     }
 }

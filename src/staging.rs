@@ -7,8 +7,8 @@
 //! calls use that, and the old one goes with the last call that uses it.
 use crate::{
     Result,
-    contract::{BufferDesc, BufferId, Device, Domain, Memory, Range, SharedKind, SharedMemory},
-    schedule::{Actor, Home},
+    contract::{self, BufferDesc, BufferId, Device, Domain, Memory, Range, SharedKind},
+    schedule::{Actor, Home, Path, lower::Links},
     trace::Trace,
 };
 use std::{
@@ -55,7 +55,7 @@ impl Turn {
 
 impl Staging {
     /// Room for one call. A failure leaves the pools as they were.
-    pub fn turn(&mut self, devices: &Devices, needs: &Needs, trace: Option<&Trace>) -> Result<Turn> {
+    pub fn turn(&mut self, devices: &Devices, links: &Links, needs: &Needs, trace: Option<&Trace>) -> Result<Turn> {
         let is_short = needs.values().all(|bytes| *bytes <= SHORT);
         let (place, banks) = if is_short { (&mut self.short, SHORT_BANKS) } else { (&mut self.long, LONG_BANKS) };
         let pool = match place {
@@ -66,7 +66,7 @@ impl Staging {
                     let size = sizes.entry(*arena).or_default();
                     *size = (*size).max(*bytes);
                 }
-                let pool = Arc::new(Pool::new(devices, sizes, banks, trace)?);
+                let pool = Arc::new(Pool::new(devices, links, sizes, banks, trace)?);
                 *place = Some(pool.clone());
                 pool
             }
@@ -112,6 +112,19 @@ impl Devices {
     pub fn actors(&self) -> Actor {
         (self.ranks.len() + self.workers.len()) as Actor
     }
+    /// Whether an actor has business in an arena: host workers in all host-visible ones, a rank in those that a path
+    /// lets it reach. Nobody imports more than that: what is imported costs.
+    fn reaches(&self, actor: Actor, owner: Actor, home: Home, links: &Links) -> bool {
+        let n = self.ranks.len() as Actor;
+        match home {
+            Home::Inbox => actor < n && actor != owner && links.path(owner, actor) == Path::Peer,
+            Home::Shared if actor < n => {
+                actor == owner || [links.path(actor, owner), links.path(owner, actor)].contains(&Path::SharedHost)
+            }
+            Home::Shared | Home::Upload | Home::Download | Home::Mapped => actor >= n,
+            _ => false,
+        }
+    }
     /// Who allocates an arena: shared host memory is the owner's host worker's, the rest the owner's own.
     fn of_arena(&self, owner: Actor, home: Home) -> &Arc<dyn Device> {
         let n = self.ranks.len() as Actor;
@@ -138,7 +151,7 @@ struct Turns {
 }
 
 impl Pool {
-    fn new(devices: &Devices, sizes: Needs, banks: u64, trace: Option<&Trace>) -> Result<Self> {
+    fn new(devices: &Devices, links: &Links, sizes: Needs, banks: u64, trace: Option<&Trace>) -> Result<Self> {
         let turns = Turns { next: 0, last: vec![vec![0; devices.actors() as usize]; banks as usize] };
         let mut pool = Pool {
             devices: devices.clone(),
@@ -150,35 +163,34 @@ impl Pool {
         };
         // On an error the drop of `pool` frees what was made so far.
         for ((owner, home), bytes) in sizes {
-            pool.add_arena(owner, home, bytes, trace)?;
+            pool.add_arena((owner, home), bytes, links, trace)?;
         }
         Ok(pool)
     }
-    fn add_arena(&mut self, owner: Actor, home: Home, bytes: u64, trace: Option<&Trace>) -> Result<()> {
+    fn add_arena(
+        &mut self,
+        (owner, home): (Actor, Home),
+        bytes: u64,
+        links: &Links,
+        trace: Option<&Trace>,
+    ) -> Result<()> {
         let memory = match home {
             Home::Upload => Memory::Upload,
             Home::Download => Memory::Download,
             Home::Mapped | Home::Shared => Memory::Mapped,
             _ => Memory::Device,
         };
-        let n = self.devices.ranks.len() as Actor;
-        let exportable = home != Home::Device;
         let device = self.devices.of_arena(owner, home).clone();
-        let buffer = device.create_buffer(&BufferDesc { size: bytes * self.banks, memory, exportable })?;
+        let desc = BufferDesc { size: bytes * self.banks, memory, exportable: home != Home::Device };
+        let buffer = device.create_buffer(&desc)?;
         self.sizes.insert((owner, home), bytes);
         self.arenas.insert((owner, home), buffer);
-        if !exportable {
-            return Ok(());
-        }
-        let shared = device.export(buffer, SharedKind::Host)?;
-        for actor in 0..self.devices.actors() {
+        for actor in (0..self.devices.actors()).filter(|actor| self.devices.reaches(*actor, owner, home, links)) {
             let importer = self.devices.of(actor).clone();
-            // Shared memory is every rank's that can import it; the rest is its owner's and the host workers'.
-            let wanted = actor >= n || home == Home::Shared;
-            if !wanted || importer.info().id == buffer.device || !can_import(&importer, &shared) {
+            if importer.info().id == buffer.device {
                 continue;
             }
-            let view = importer.import(&shared)?;
+            let view = share(&device, buffer, &importer)?;
             self.views.insert((owner, home, actor), view);
             if let Some(trace) = trace {
                 trace.alias(view, buffer);
@@ -219,8 +231,23 @@ impl Drop for Pool {
     }
 }
 
-fn can_import(device: &Arc<dyn Device>, memory: &SharedMemory) -> bool {
-    device.limits().memory_import.contains(&memory.kind())
+/// Gives `importer` a view of a buffer, in the first form that both have.
+fn share(device: &Arc<dyn Device>, buffer: BufferId, importer: &Arc<dyn Device>) -> Result<BufferId> {
+    let (out, into) = (&device.limits().memory_export, &importer.limits().memory_import);
+    let mut refusal = contract::Error::Unsupported {
+        device: importer.info().id,
+        what: "form of memory that it shares with the owner",
+        instead: "take the copied path",
+    };
+    for kind in [SharedKind::Host, SharedKind::DmaBuf, SharedKind::OpaqueFd] {
+        if out.contains(&kind) && into.contains(&kind) {
+            match device.export(buffer, kind).and_then(|shared| importer.import(&shared)) {
+                Ok(view) => return Ok(view),
+                Err(error) => refusal = error,
+            }
+        }
+    }
+    Err(refusal.into())
 }
 
 /// Who else touches memory of this kind, for the acquires and releases of its owner.
