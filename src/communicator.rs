@@ -105,19 +105,26 @@ impl Builder {
             path: self.path.map_or_else(|| from_environment("ALLHANDS_PATH"), |p| Ok(Some(p)))?,
             sync: self.sync.map_or_else(|| from_environment("ALLHANDS_SYNC"), |s| Ok(Some(s)))?,
         };
-        let (links, speeds) = link::find(&devices, forced, &self.clock)?;
-        let setup = Setup {
-            devices: devices.clone(),
-            links: links.clone(),
-            speeds,
-            clock: self.clock,
-            trace: self.trace,
-            skip_wait: self.skip_wait,
+        let (mut links, speeds) = link::find(&devices, forced, &self.clock)?;
+        let engine = loop {
+            let setup = Setup {
+                devices: devices.clone(),
+                links: links.clone(),
+                speeds: speeds.clone(),
+                clock: self.clock.clone(),
+                trace: self.trace.clone(),
+                skip_wait: self.skip_wait,
+            };
+            match Scheduled::new(setup).and_then(|engine| engine.warm().map(|()| engine)) {
+                Ok(engine) => break engine,
+                Err(error) if link::demote(&mut links, &error) => log::warn!("{error}; the next path is taken"),
+                Err(error) => return Err(error),
+            }
         };
         Ok(Communicator {
             devices,
             links,
-            engine: Scheduled::new(setup)?,
+            engine,
             algorithm: self.algorithm,
             deadline: self.deadline.unwrap_or(DEADLINE),
         })

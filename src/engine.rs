@@ -7,9 +7,9 @@ use crate::{
     execute::{Plan, record},
     link::{Link, Sync},
     pending::{Operation, Pending, ReducedOn, Report},
-    plans::Plans,
+    plans::{Chunking, Plans},
     relay::{Relay, Work},
-    schedule::{Algorithm, Collective, Path, algorithms, cost::Speed, lower},
+    schedule::{Algorithm, Collective, Path, Shape, algorithms, cost::Speed, lower},
     staging::{Devices, Staging, Turn},
     trace::Trace,
     tuner::Tuner,
@@ -49,15 +49,7 @@ impl Setup {
     pub fn alike(devices: Vec<Arc<dyn Device>>, path: Path, sync: Sync, clock: Clock) -> Self {
         let n = devices.len() as u32;
         let pairs = (0..n).flat_map(|from| (0..n).map(move |to| (from, to))).filter(|(from, to)| from != to);
-        let link = |(from, to)| Link {
-            from,
-            to,
-            path,
-            sync,
-            latency: Duration::ZERO,
-            bandwidth: 1e9,
-            attempts: Vec::new(),
-        };
+        let link = |(from, to)| Link::untried(from, to, path, sync);
         let speeds = vec![Speed { submit: 1e-5, copy: 1e9, reduce: 1e9, overlap: false }; devices.len()];
         Setup { links: pairs.map(link).collect(), devices, speeds, clock, trace: None, skip_wait: None }
     }
@@ -124,6 +116,17 @@ impl Scheduled {
             waits: AtomicU64::new(0),
             queue: Mutex::default(),
         })
+    }
+    /// Makes the staging of short messages, so that what a device refuses shows before the first call.
+    pub fn warm(&self) -> Result<()> {
+        let shape = Shape { collective: Collective::AllGather, ranks: self.links.ranks, count: 1, in_place: false };
+        if let Some(plan) = self.plans.get(&self.links, &shape, Algorithm::OneShot, Chunking::WHOLE) {
+            let needs = plan.needs(crate::contract::DataType::F32);
+            if !needs.is_empty() {
+                self.lock().staging.turn(&self.devices, &self.links, &needs, self.trace.as_deref())?;
+            }
+        }
+        Ok(())
     }
     /// Bytes in the pools.
     pub fn staging_bytes(&self) -> u64 {

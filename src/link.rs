@@ -102,6 +102,46 @@ pub struct Link {
     pub bandwidth: f64,
     /// What was tried, best first.
     pub attempts: Vec<Attempt>,
+    /// Of the attempts that were proven and are worth using, in order: the first is used.
+    proven: Vec<(usize, Measured)>,
+}
+
+impl Link {
+    /// A link that nobody has tried, for a proof.
+    pub(crate) fn untried(from: u32, to: u32, path: Path, sync: Sync) -> Self {
+        Link {
+            from,
+            to,
+            path,
+            sync,
+            latency: Duration::ZERO,
+            bandwidth: 1e9,
+            attempts: Vec::new(),
+            proven: Vec::new(),
+        }
+    }
+    fn choose(&mut self) -> bool {
+        let Some(&(attempt, measured)) = self.proven.first() else { return false };
+        let chosen = &mut self.attempts[attempt];
+        chosen.outcome = Outcome::Chosen;
+        (self.path, self.sync, self.latency) = (chosen.path, chosen.sync, measured.small);
+        self.bandwidth = (BULK_ELEMENTS * 4) as f64 / measured.bulk.saturating_sub(measured.small).as_secs_f64().max(1e-9);
+        true
+    }
+    fn demote(&mut self, why: &Error) -> bool {
+        if self.proven.len() < 2 {
+            return false;
+        }
+        let (attempt, _) = self.proven.remove(0);
+        self.attempts[attempt].outcome = Outcome::Failed(format!("on the devices in use: {why}"));
+        self.choose()
+    }
+}
+
+/// What was proven on throwaway devices failed on those in use: takes the next way wherever there is one. False if
+/// there is none anywhere.
+pub(crate) fn demote(links: &mut [Link], why: &Error) -> bool {
+    links.iter_mut().filter_map(|link| link.demote(why).then_some(())).count() > 0
 }
 
 /// One way to cross that was looked at.
@@ -238,33 +278,24 @@ fn pair(
             attempts.push(Attempt { path, sync, outcome });
         }
     }
-    // The first proven one that the next is not faster than.
-    let mut chosen = None;
-    for (i, (attempt, measured)) in proven.iter().enumerate() {
-        match proven.get(i + 1) {
-            Some((_, next)) if measured.bulk > next.bulk.mul_f64(SLOWER) => {
-                let why = format!("1 MiB in {:.0?}, and in {:.0?} by the next", measured.bulk, next.bulk);
-                attempts[*attempt].outcome = Outcome::Slower(why);
-            }
-            _ => {
-                attempts[*attempt].outcome = Outcome::Chosen;
-                chosen = Some((*attempt, *measured));
-                break;
-            }
-        }
+    // One that the next is faster than is not worth using.
+    while let [(first, a), (_, b), ..] = proven[..]
+        && a.bulk > b.bulk.mul_f64(SLOWER)
+    {
+        let why = format!("1 MiB in {:.0?}, and in {:.0?} by the next", a.bulk, b.bulk);
+        attempts[first].outcome = Outcome::Slower(why);
+        proven.remove(0);
     }
-    let Some((index, measured)) = chosen else {
-        let tried = attempts.iter().filter(|a| a.outcome != Outcome::NotTried);
-        let why: Vec<String> = tried.map(|a| format!("{} with {}: {}", a.path, a.sync, a.outcome)).collect();
-        return Err(Error::Path { ranks: (ranks[0], ranks[1]), why: why.join("; ") });
-    };
     for attempt in attempts.iter().filter(|a| matches!(a.outcome, Outcome::Failed(_))) {
         log::warn!("ranks {} and {}: {} with {} {}", ranks[0], ranks[1], attempt.path, attempt.sync, attempt.outcome);
     }
-    let moved = (BULK_ELEMENTS * 4) as f64;
-    let bandwidth = moved / measured.bulk.saturating_sub(measured.small).as_secs_f64().max(1e-9);
-    let (path, sync) = (attempts[index].path, attempts[index].sync);
-    Ok(Link { from: ranks[0], to: ranks[1], path, sync, latency: measured.small, bandwidth, attempts })
+    let mut link = Link { attempts, proven, ..Link::untried(ranks[0], ranks[1], Path::Copied, Sync::Relay) };
+    if link.choose() {
+        return Ok(link);
+    }
+    let tried = link.attempts.iter().filter(|a| a.outcome != Outcome::NotTried);
+    let why: Vec<String> = tried.map(|a| format!("{} with {}: {}", a.path, a.sync, a.outcome)).collect();
+    Err(Error::Path { ranks: (ranks[0], ranks[1]), why: why.join("; ") })
 }
 
 /// What a device lacks for it.
@@ -274,6 +305,9 @@ fn refusal(path: Path, sync: Sync, devices: [&Arc<dyn Device>; 2]) -> Option<Str
         (!without.is_empty()).then(|| format!("{} cannot {what}", without.join(" and ")))
     };
     if sync == Sync::Native {
+        if path == Path::Copied {
+            return Some("the CPU that carries the data carries progress too".into());
+        }
         return lacks("export and import timelines", &|d| d.limits().timeline_export && d.limits().timeline_import);
     }
     match path {
@@ -286,7 +320,7 @@ fn refusal(path: Path, sync: Sync, devices: [&Arc<dyn Device>; 2]) -> Option<Str
     }
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Measured {
     /// The median of a few small exchanges, the best of a few of 1 MiB each way.
     small: Duration,

@@ -7,7 +7,10 @@ use crate::{
 };
 use std::{
     fmt,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
     time::{Duration, Instant},
 };
 
@@ -98,6 +101,7 @@ pub(crate) struct Operation {
     pub clock: Clock,
     /// Staging lives as long as its last use.
     pub _pool: Option<Arc<Pool>>,
+    begun: AtomicBool,
     state: Mutex<Progress>,
     changed: Condvar,
 }
@@ -139,6 +143,7 @@ impl Operation {
             points,
             report,
             _pool: pool,
+            begun: AtomicBool::new(false),
             state: Mutex::new(Progress { unsubmitted: submissions.clone(), incomplete: submissions, error: None }),
             changed: Condvar::new(),
             clock: clock.clone(),
@@ -175,9 +180,13 @@ impl Operation {
             self.changed.notify_all();
         }
     }
-    /// Whether all that its ranks wait for has come: only then does its deadline run.
+    /// Whether all that its ranks wait for has come.
     pub fn may_run(&self) -> bool {
-        self.after.iter().all(|(device, p)| device.value(p.timeline).is_ok_and(|v| v >= p.value))
+        self.begun.load(SeqCst) || self.after.iter().all(|(d, p)| d.value(p.timeline).is_ok_and(|v| v >= p.value))
+    }
+    /// Its time begins to run; true the first time.
+    pub fn begins(&self) -> bool {
+        !self.begun.swap(true, SeqCst)
     }
     /// For messages: of each rank the submissions that it has finished.
     pub fn arrived(&self) -> String {

@@ -354,7 +354,7 @@ impl Relay {
             if value <= self.board[actor].load(SeqCst) {
                 continue;
             }
-            self.progress.store((self.clock.now() - self.start).as_nanos() as u64, SeqCst);
+            self.touch();
             self.publish(actor, value)?;
             let mut state = lane.lock();
             while let Some((_, operation)) = state.flying[place].pop_front_if(|(v, _)| *v <= value) {
@@ -397,10 +397,11 @@ impl Relay {
         for (place, &actor) in lane.actors.iter().enumerate() {
             if let Some((value, operation)) = state.flying[place].front() {
                 points.push(Point { timeline: self.actors[actor].timeline, value: *value });
+                points.extend(self.awaited(operation, lane));
                 deadline = earlier(deadline, self.deadline(operation));
             }
             if let Some(work) = state.held[place].front() {
-                points.extend(work.after.iter().filter(|p| p.timeline.device == lane.device.info().id));
+                points.extend(self.awaited(&work.operation, lane));
                 for &(other, value) in &work.waits {
                     if self.board[other].load(SeqCst) < value {
                         awaits |= 1 << (other % 64);
@@ -435,27 +436,36 @@ impl Relay {
         self.submitted(&work);
         Ok(())
     }
-    /// When the operation has been without progress for too long.
+    /// When the operation has been without progress for too long. Its time does not run while its data is awaited.
     fn deadline(&self, operation: &Operation) -> Instant {
+        if !operation.may_run() {
+            return self.clock.now() + operation.deadline;
+        }
+        if operation.begins() {
+            self.touch();
+        }
         let progress = self.start + Duration::from_nanos(self.progress.load(SeqCst));
         progress.max(operation.started) + operation.deadline
+    }
+    /// What the operation's caller has it wait for on the lane's device, so that the lane sees it come.
+    fn awaited(&self, operation: &Operation, lane: &Lane) -> Vec<Point> {
+        let here = operation.after.iter().filter(|(device, _)| device.info().id == lane.device.info().id);
+        if operation.may_run() { Vec::new() } else { here.map(|(_, point)| *point).collect() }
+    }
+    fn touch(&self) {
+        self.progress.store((self.clock.now() - self.start).as_nanos() as u64, SeqCst);
     }
     fn check_deadline(&self, lane: &Lane) {
         let late = {
             let state = lane.lock();
             let flying = state.flying.iter().filter_map(|q| q.front().map(|f| f.1.clone()));
             let held = state.held.iter().filter_map(|q| q.front().map(|w| w.operation.clone()));
-            let now = self.clock.now();
-            flying.chain(held).find(|o| self.deadline(o) <= now)
+            flying.chain(held).find(|o| self.deadline(o) <= self.clock.now())
         };
-        let Some(operation) = late else { return };
-        if !operation.may_run() {
-            // What its caller has it wait for has not come: its time does not run yet.
-            self.progress.store((self.clock.now() - self.start).as_nanos() as u64, SeqCst);
-            return;
+        if let Some(operation) = late {
+            let (what, deadline, arrived) = (operation.what.clone(), operation.deadline, operation.arrived());
+            self.fail(Error::Timeout { what, deadline, arrived });
         }
-        let (what, deadline, arrived) = (operation.what.clone(), operation.deadline, operation.arrived());
-        self.fail(Error::Timeout { what, deadline, arrived });
     }
 
     /// Runs `f`; what goes wrong in it, a panic included, becomes the failure of the communicator.
