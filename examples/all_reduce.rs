@@ -4,7 +4,7 @@ use allhands::{Buffer, Communicator, ReduceOp, devices};
 fn main() -> allhands::Result<()> {
     let mut names = devices::found();
     names.resize(2.max(names.len()), devices::DeviceName::Cpu);
-    let ranks = names.iter().map(|name| devices::open(*name)).collect::<allhands::Result<Vec<_>>>()?;
+    let ranks = names.iter().map(devices::open).collect::<allhands::Result<Vec<_>>>()?;
     for (name, device) in names.iter().zip(&ranks) {
         println!("{name}: {} ({})", device.info().name, device.info().driver);
     }

@@ -2,17 +2,19 @@
 use crate::{
     Error, Result,
     contract::{self, DataType, Device, Point, ReduceOp},
+    engine::Request,
+    plans::Form,
     schedule::{Collective, Shape},
     span::Span,
 };
 use std::sync::Arc;
 
-/// The element types that can cross. (Narrower and wider ones come with their kernels and byte-exact borders.)
-pub const TYPES: [DataType; 3] = [DataType::F32, DataType::I32, DataType::U32];
+/// The element types that can cross.
+pub const TYPES: [DataType; 10] = DataType::ALL;
 
-/// Whether calls of `dtype`, with the reduction `op` if there is one, are to be had.
-pub fn supported(op: Option<ReduceOp>, dtype: DataType) -> bool {
-    TYPES.contains(&dtype) && op.is_none_or(|op| ReduceOp::ALL.contains(&op))
+/// Whether calls of `dtype`, with the reduction `op` if there is one, are to be had: all are.
+pub fn supported(_: Option<ReduceOp>, _: DataType) -> bool {
+    true
 }
 
 /// Whether only a host worker can make `op` of `dtype`: integer average sums in 64 bits, so its partial sums do not
@@ -26,6 +28,8 @@ pub(crate) fn needs_host(op: ReduceOp, dtype: DataType) -> bool {
 pub struct Part {
     spans: Spans,
     after: Vec<Point>,
+    scale: Option<f32>,
+    absent: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -43,23 +47,38 @@ impl Part {
     }
     /// Input and output lie apart (or exactly where in place puts them).
     pub fn new(input: Span, output: Span) -> Self {
-        Part { spans: Spans::Apart(Some(input), Some(output)), after: Vec::new() }
+        Part { spans: Spans::Apart(Some(input), Some(output)), ..Part::default() }
     }
     /// Only gives: a rank that is not the root of a reduce or a gather.
     pub fn input(input: Span) -> Self {
-        Part { spans: Spans::Apart(Some(input), None), after: Vec::new() }
+        Part { spans: Spans::Apart(Some(input), None), ..Part::default() }
     }
     /// Only gets: a rank that is not the root of a broadcast or a scatter.
     pub fn output(output: Span) -> Self {
-        Part { spans: Spans::Apart(None, Some(output)), after: Vec::new() }
+        Part { spans: Spans::Apart(None, Some(output)), ..Part::default() }
     }
     /// One span that holds both, the smaller within the larger where [`Collective`] says.
     pub fn in_place(span: Span) -> Self {
-        Part { spans: Spans::InPlace(span), after: Vec::new() }
+        Part { spans: Spans::InPlace(span), ..Part::default() }
     }
     /// The data is not there before these points of timelines of the rank's device are reached.
     pub fn after(mut self, points: impl IntoIterator<Item = Point>) -> Self {
         self.after.extend(points);
+        self
+    }
+    /// What the rank's contribution is multiplied by before it is added: the product is rounded to the accumulator's
+    /// type (f32, and f64 for f64), and never fused with the addition. For sums of floats, by algorithms that fold the
+    /// contributions themselves: one-shot, two-shot and host.
+    pub fn scale(mut self, by: f32) -> Self {
+        self.scale = Some(by);
+        self
+    }
+    /// The rank contributes nothing to the reduction, whatever its memory holds, and needs no input; it receives the
+    /// result like any other. The result has the bits that the fold of the others has; an average is still divided by
+    /// the number of all ranks. If no rank contributes, it is 0 for a sum or an average, 1 for a product, and for a
+    /// minimum or maximum the greatest or least value of the type (of a float: infinity).
+    pub fn absent(mut self) -> Self {
+        self.absent = true;
         self
     }
 }
@@ -90,9 +109,41 @@ pub(crate) struct Checked {
     pub op: Option<ReduceOp>,
     pub dtype: DataType,
     pub ranks: Vec<RankSpans>,
+    /// What each rank's contribution is multiplied by; empty: none is.
+    pub scales: Vec<f32>,
+    /// Which ranks contribute nothing; empty: all do something.
+    pub absent: Vec<bool>,
+    /// The type that f32 crosses as.
+    pub wire: Option<DataType>,
+    /// Which ranks' kernels keep off the caller's memory, because it is not of whole units; empty: none.
+    pub staged: Vec<bool>,
 }
 
 impl Checked {
+    /// What a plan of the call depends on, beside its shape.
+    pub fn form(&self) -> Form {
+        Form { narrow: self.wire.is_some(), staged: self.staged.clone() }
+    }
+    /// Bytes of an element in staging.
+    pub fn staged_size(&self) -> u64 {
+        self.wire.unwrap_or(self.dtype).size()
+    }
+    /// Whether only a fold of the contributions themselves, in the order of the ranks, will do.
+    pub fn in_rank_order(&self) -> bool {
+        self.op.is_some() && (!self.scales.is_empty() || self.wire.is_some())
+    }
+    /// Whether it takes one fold of all contributions: a partial sum, kept as an element, would be rounded.
+    pub fn in_one_fold(&self) -> bool {
+        let exact = matches!(self.op, None | Some(ReduceOp::Min | ReduceOp::Max));
+        let narrow = matches!(self.dtype, DataType::F16 | DataType::Bf16) || self.wire.is_some();
+        !self.scales.is_empty() || narrow && !exact
+    }
+    /// The bits of what a rank that contributes nothing brings instead: it changes no fold.
+    pub fn neutral(&self) -> Vec<u8> {
+        let none = self.absent.iter().all(|a| *a);
+        let bits = neutral(self.op.unwrap_or(ReduceOp::Sum), self.dtype, none);
+        bits.to_le_bytes()[..self.dtype.size() as usize].to_vec()
+    }
     /// Bytes of `count` elements.
     pub fn bytes(&self) -> u64 {
         self.shape.count * self.dtype.size()
@@ -107,6 +158,17 @@ pub(crate) fn check(
     op: Option<ReduceOp>,
     parts: Vec<Part>,
 ) -> Result<Checked> {
+    check_wired(devices, collective, op, parts, None)
+}
+
+/// The same for f32 that crosses as `wire`.
+pub(crate) fn check_wired(
+    devices: &[Arc<dyn Device>],
+    collective: Collective,
+    op: Option<ReduceOp>,
+    parts: Vec<Part>,
+    wire: Option<DataType>,
+) -> Result<Checked> {
     let ranks = devices.len() as u32;
     if parts.len() != devices.len() {
         return Err(Error::Parts { got: parts.len(), want: devices.len() });
@@ -117,17 +179,12 @@ pub(crate) fn check(
     let op = if collective.reduces() {
         let op =
             op.ok_or_else(|| Error::Parse(format!("{name} needs a reduction: sum, product, min, max, average")))?;
-        if !supported(Some(op), dtype) {
-            let have = TYPES.map(DataType::name).join(", ");
-            return Err(Error::UnknownPair { op, dtype, why: format!("the types to reduce are {have}") });
-        }
         Some(op)
     } else {
         None
     };
-    if !supported(None, dtype) {
-        return Err(Error::UnknownType { dtype });
-    }
+    check_wire(wire, dtype, devices)?;
+    let (scales, absent) = check_contributions(name, op, dtype, &parts)?;
     let mut shape = Shape { collective, ranks, count: 0, in_place: false };
     shape.count = agree_on_count(&shape, &parts, devices)?;
     let in_place = agree_on_place(&shape, &parts)?;
@@ -141,7 +198,90 @@ pub(crate) fn check(
     for device in devices {
         device.status()?;
     }
-    Ok(Checked { shape, op, dtype, ranks: spans })
+    let mut checked = Checked { shape, op, dtype, ranks: spans, scales, absent, wire, staged: Vec::new() };
+    checked.staged = staged(&checked, devices);
+    Ok(checked)
+}
+
+fn check_wire(wire: Option<DataType>, dtype: DataType, devices: &[Arc<dyn Device>]) -> Result<()> {
+    let Some(wire) = wire else { return Ok(()) };
+    let option = |why: String| Err(Error::Option { what: "a wire type", why });
+    if dtype != DataType::F32 || !matches!(wire, DataType::F16 | DataType::Bf16) {
+        return option(format!("f32 can cross as f16 or bf16, and nothing else otherwise; this is {dtype} as {wire}"));
+    }
+    // What converts is a sum of one.
+    let converts = |d: &&Arc<dyn Device>| [dtype, wire].iter().all(|t| d.limits().reduces(ReduceOp::Sum, *t));
+    match devices.iter().find(|d| !converts(d)) {
+        Some(device) => option(format!("{} has no kernel that converts", device.info().id)),
+        None => Ok(()),
+    }
+}
+
+/// Scales and absent ranks, each empty if there is none.
+fn check_contributions(
+    name: &str,
+    op: Option<ReduceOp>,
+    dtype: DataType,
+    parts: &[Part],
+) -> Result<(Vec<f32>, Vec<bool>)> {
+    let any = |yes: fn(&Part) -> bool| parts.iter().any(yes);
+    let (scaled, absent) = (any(|p| p.scale.is_some()), any(|p| p.absent));
+    if absent && op.is_none() {
+        return Err(Error::Option { what: "an absent rank", why: format!("{name} reduces nothing") });
+    }
+    if scaled && (op != Some(ReduceOp::Sum) || !dtype.is_float()) {
+        let why = match op {
+            Some(op) => format!("sums of floats have scales, and this is {op} of {dtype}"),
+            None => format!("{name} reduces nothing"),
+        };
+        return Err(Error::Option { what: "a scale", why });
+    }
+    // What stands in for an absent rank is not to be changed.
+    let scale = |p: &Part| p.scale.filter(|_| !p.absent).unwrap_or(1.0);
+    let scales = if scaled { parts.iter().map(scale).collect() } else { Vec::new() };
+    Ok((scales, if absent { parts.iter().map(|p| p.absent).collect() } else { Vec::new() }))
+}
+
+/// The ranks whose memory does not start and end with whole units of what their kernels write, or whose blocks do not.
+fn staged(call: &Checked, devices: &[Arc<dyn Device>]) -> Vec<bool> {
+    let one = |(rank, device): (&RankSpans, &Arc<dyn Device>)| {
+        let unit = device.limits().write_granularity;
+        let pieces = rank.input.pieces.iter().chain(&rank.output.pieces);
+        let whole = |bytes: u64| bytes.is_multiple_of(unit);
+        !whole(call.bytes()) || !pieces.into_iter().all(|p| whole(p.offset) && whole(p.size))
+    };
+    let staged: Vec<bool> = match call.op {
+        Some(_) if call.dtype.size() < 4 => call.ranks.iter().zip(devices).map(one).collect(),
+        _ => Vec::new(),
+    };
+    if staged.contains(&true) { staged } else { Vec::new() }
+}
+
+/// What folds of `op` do not change with. -0 is the sum's, for 0 would make 0 of it; but a sum of nothing is 0.
+fn neutral(op: ReduceOp, dtype: DataType, nothing: bool) -> u64 {
+    use DataType::*;
+    let bits = dtype.size() * 8;
+    let all = u64::MAX >> (64 - bits);
+    let sign = 1 << (bits - 1);
+    let (infinity, one) = match dtype {
+        F16 => (0x7c00, 0x3c00),
+        Bf16 => (0x7f80, 0x3f80),
+        F32 => (0x7f80_0000, 0x3f80_0000),
+        F64 => (0x7ff0 << 48, 0x3ff0 << 48),
+        _ => (0, 1),
+    };
+    let signed = matches!(dtype, I8 | I32 | I64);
+    match op {
+        ReduceOp::Sum | ReduceOp::Average if dtype.is_float() && !nothing => sign,
+        ReduceOp::Sum | ReduceOp::Average => 0,
+        ReduceOp::Product => one,
+        ReduceOp::Min if dtype.is_float() => infinity,
+        ReduceOp::Max if dtype.is_float() => infinity | sign,
+        ReduceOp::Min if signed => all ^ sign,
+        ReduceOp::Max if signed => sign,
+        ReduceOp::Min => all,
+        ReduceOp::Max => 0,
+    }
 }
 
 fn check_roots(collective: &Collective, ranks: u32) -> Result<()> {
@@ -245,6 +385,8 @@ fn lies_in_place(shape: &Shape, rank: u32, input: &Span, output: &Span) -> bool 
 fn check_spans(shape: &Shape, rank: u32, device: &Arc<dyn Device>, part: Part, dtype: DataType) -> Result<RankSpans> {
     let id = device.info().id;
     let (want_in, want_out) = (shape.input_len(rank), shape.output_len(rank));
+    // In place, the memory of an absent rank is that of any other.
+    let reads_in = if part.absent { 0 } else { want_in };
     let empty = || Span::new(dtype, []);
     let length = |what, span: &Span, want: u64| {
         let got = span.len();
@@ -253,7 +395,7 @@ fn check_spans(shape: &Shape, rank: u32, device: &Arc<dyn Device>, part: Part, d
     };
     let missing = |what| Error::Missing { rank, device: id, what, collective: shape.collective.name() };
     let (input, output) = match part.spans {
-        Spans::None if want_in > 0 => return Err(missing("input")),
+        Spans::None if reads_in > 0 => return Err(missing("input")),
         Spans::None if want_out > 0 => return Err(missing("output")),
         Spans::None => (empty(), empty()),
         Spans::InPlace(span) => {
@@ -262,7 +404,7 @@ fn check_spans(shape: &Shape, rank: u32, device: &Arc<dyn Device>, part: Part, d
             (span.clone(), span)
         }
         Spans::Apart(input, output) => {
-            if input.is_none() && want_in > 0 {
+            if input.is_none() && reads_in > 0 {
                 return Err(missing("input"));
             }
             if output.is_none() && want_out > 0 {
@@ -270,14 +412,19 @@ fn check_spans(shape: &Shape, rank: u32, device: &Arc<dyn Device>, part: Part, d
             }
             // A broadcast's or a scatter's other ranks may bring an input that nobody reads, and a reduce's or a
             // gather's an output that nobody writes: it is left alone.
+            let whole = !part.absent || input.is_some();
             let input = input.filter(|_| want_in > 0).unwrap_or_else(empty);
             let output = output.filter(|_| want_out > 0).unwrap_or_else(empty);
-            length("input", &input, want_in)?;
+            if whole {
+                length("input", &input, want_in)?;
+            } else if shape.in_place && want_out > 0 && want_in != want_out {
+                return Err(missing("buffer")); // the output alone is less than where in place puts it
+            }
             length("output", &output, want_out)?;
             check_span(rank, device, "input", &input)?;
             check_span(rank, device, "output", &output)?;
             if shape.in_place {
-                let both = if want_in >= want_out { input } else { output };
+                let both = if whole && want_in >= want_out { input } else { output };
                 (both.clone(), both)
             } else {
                 (input, output)
@@ -337,6 +484,68 @@ fn check_overlap(shape: &Shape, devices: &[Arc<dyn Device>], spans: &[RankSpans]
                 return Err(overlap(format!("the output of rank {s}")));
             }
         }
+    }
+    Ok(())
+}
+
+/// The calls of a group, those that are alike as one over all their elements, in the order in which they first come.
+pub(crate) fn merge(calls: Vec<(Checked, Request)>, devices: &[Arc<dyn Device>]) -> Result<Vec<(Checked, Request)>> {
+    apart(&calls, devices)?;
+    let mut merged: Vec<(Checked, Request)> = Vec::new();
+    for (call, request) in calls {
+        match merged.iter_mut().find(|(other, r)| *r == request && other.is_like(&call)) {
+            Some((other, _)) => other.append(call),
+            None => merged.push((call, request)),
+        }
+    }
+    for (call, _) in &mut merged {
+        call.staged = staged(call, devices);
+    }
+    Ok(merged)
+}
+
+impl Checked {
+    /// Whether both are element for element and differ in their elements alone.
+    fn is_like(&self, other: &Checked) -> bool {
+        let one_by_one = match self.shape.collective {
+            Collective::AllReduce | Collective::Broadcast { .. } | Collective::Reduce { .. } => true,
+            _ => false,
+        };
+        let shape = Shape { count: self.shape.count, ..other.shape.clone() };
+        let alike = (self.op, self.dtype, self.wire) == (other.op, other.dtype, other.wire);
+        one_by_one && alike && shape == self.shape && (&self.scales, &self.absent) == (&other.scales, &other.absent)
+    }
+    /// The elements of both.
+    fn append(&mut self, other: Checked) {
+        self.shape.count += other.shape.count;
+        for (mine, theirs) in self.ranks.iter_mut().zip(other.ranks) {
+            mine.input.pieces.extend(theirs.input.pieces);
+            mine.output.pieces.extend(theirs.output.pieces);
+            mine.after.extend(theirs.after);
+        }
+    }
+}
+
+/// No call writes what another reads or writes.
+fn apart(calls: &[(Checked, Request)], devices: &[Arc<dyn Device>]) -> Result<()> {
+    let mut accesses = Vec::new();
+    for (k, (call, _)) in calls.iter().enumerate() {
+        for (r, rank) in call.ranks.iter().enumerate() {
+            let writes = call.shape.output_len(r as u32) > 0;
+            let reads = rank.input.pieces.iter().map(|p| (*p, false));
+            let all = reads.chain(rank.output.pieces.iter().map(|p| (*p, writes)));
+            accesses.extend(all.filter(|(p, _)| p.size > 0).map(|(p, write)| (p, write, k, r)));
+        }
+    }
+    accesses.sort_unstable_by_key(|(p, ..)| (p.buffer, p.offset));
+    let mut open: Vec<(contract::Range, bool, usize)> = Vec::new();
+    for (piece, write, k, rank) in accesses {
+        open.retain(|(p, ..)| p.buffer == piece.buffer && p.end() > piece.offset);
+        if let Some((.., other)) = open.iter().find(|(_, w, other)| (*w || write) && *other != k) {
+            let other = format!("the memory of call {other} of the group, and it is of call {k}");
+            return Err(Error::Overlap { rank: rank as u32, device: devices[rank].info().id, other });
+        }
+        open.push((piece, write, k));
     }
     Ok(())
 }

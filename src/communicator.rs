@@ -1,15 +1,15 @@
 //! Ranks that work together, and what is asked of them.
 use crate::{
-    Error, Result,
+    Arithmetic, Error, Result,
     call::{self, Part},
-    contract::{Clock, Device, ReduceOp},
+    contract::{Clock, DataType, Device, ReduceOp},
     engine::{Request, Scheduled, Setup},
-    link::{self, Forced, Link, Sync},
+    link::{self, Forced, Found, Link, Sync},
     pending::Pending,
     schedule::{Algorithm, Collective, Path, Transfer},
     trace::Trace,
 };
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 /// How long a call may be without progress, unless it or its communicator says otherwise.
 pub const DEADLINE: Duration = Duration::from_secs(30);
@@ -20,10 +20,27 @@ pub const DEADLINE: Duration = Duration::from_secs(30);
 /// `&self` from any thread; calls run in the order in which they were made. Dropping it lets what is pending go on.
 pub struct Communicator {
     devices: Vec<Arc<dyn Device>>,
-    links: Vec<Link>,
+    found: Found,
     engine: Scheduled,
+    settings: Settings,
+}
+
+/// What those that are split off inherit.
+#[derive(Clone)]
+struct Settings {
     algorithm: Option<Algorithm>,
     deadline: Duration,
+    clock: Clock,
+}
+
+/// One of the communicators that [`Communicator::split`] makes.
+pub struct Split {
+    /// The colour that its ranks gave.
+    pub color: u32,
+    /// Its ranks in the communicator that was split: rank r is `ranks[r]` there.
+    pub ranks: Vec<u32>,
+    /// The new one.
+    pub communicator: Communicator,
 }
 
 /// What a communicator is made of.
@@ -105,29 +122,10 @@ impl Builder {
             path: self.path.map_or_else(|| from_environment("ALLHANDS_PATH"), |p| Ok(Some(p)))?,
             sync: self.sync.map_or_else(|| from_environment("ALLHANDS_SYNC"), |s| Ok(Some(s)))?,
         };
-        let (mut links, speeds) = link::find(&devices, forced, &self.clock)?;
-        let engine = loop {
-            let setup = Setup {
-                devices: devices.clone(),
-                links: links.clone(),
-                speeds: speeds.clone(),
-                clock: self.clock.clone(),
-                trace: self.trace.clone(),
-                skip_wait: self.skip_wait,
-            };
-            match Scheduled::new(setup).and_then(|engine| engine.warm().map(|()| engine)) {
-                Ok(engine) => break engine,
-                Err(error) if link::demote(&mut links, &error) => log::warn!("{error}; the next path is taken"),
-                Err(error) => return Err(error),
-            }
-        };
-        Ok(Communicator {
-            devices,
-            links,
-            engine,
-            algorithm: self.algorithm,
-            deadline: self.deadline.unwrap_or(DEADLINE),
-        })
+        let found = link::find(&devices, forced, &self.clock)?;
+        let deadline = self.deadline.unwrap_or(DEADLINE);
+        let settings = Settings { algorithm: self.algorithm, deadline, clock: self.clock };
+        Communicator::over(devices, found, settings, self.trace, self.skip_wait)
     }
 }
 
@@ -156,7 +154,81 @@ impl Communicator {
     }
     /// How each ordered pair of ranks reaches each other, and what was tried.
     pub fn links(&self) -> &[Link] {
-        &self.links
+        &self.found.links
+    }
+    /// What the self-test found of the arithmetic of a rank's device.
+    ///
+    /// # Panics
+    /// If there is no such rank.
+    pub fn arithmetic(&self, rank: u32) -> &Arithmetic {
+        &self.found.arithmetic[rank as usize]
+    }
+    /// From how many bytes on which algorithm is taken when none is named, ascending from 4: for calls out of place of
+    /// `dtype`, with a sum where they reduce. The bytes are those of the elements that [`Collective`] counts.
+    pub fn switch_points(&self, collective: &Collective, dtype: DataType) -> Vec<(u64, Algorithm)> {
+        self.engine.switch_points(collective, dtype)
+    }
+    /// Makes smaller communicators, as `MPI_Comm_split` does: one of the ranks of each colour, ordered by their keys
+    /// and, where these are equal (or `keys` is empty), as they are ordered here. A rank without a colour is in none.
+    /// They come in the order of their colours.
+    ///
+    /// They share the devices, and what was found of them: nothing is proven or measured again. Calls on this
+    /// communicator and on those may be under way at the same time, from any threads.
+    pub fn split(&self, colors: &[Option<u32>], keys: &[i32]) -> Result<Vec<Split>> {
+        let want = self.devices.len();
+        for got in [colors.len()].into_iter().chain((!keys.is_empty()).then_some(keys.len())) {
+            if got != want {
+                return Err(Error::Parts { got, want });
+            }
+        }
+        let mut groups: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+        for (rank, color) in (0..).zip(colors) {
+            if let Some(color) = color {
+                groups.entry(*color).or_default().push(rank);
+            }
+        }
+        let make = |(color, mut ranks): (u32, Vec<u32>)| {
+            ranks.sort_by_key(|r| keys.get(*r as usize)); // stable
+            Ok(Split { color, communicator: self.of_ranks(&ranks)?, ranks })
+        };
+        groups.into_iter().map(make).collect()
+    }
+    fn of_ranks(&self, ranks: &[u32]) -> Result<Communicator> {
+        let place = |old: u32| ranks.iter().position(|r| *r == old).map(|r| r as u32);
+        let renumbered = |l: &Link| Some(l.between(place(l.from)?, place(l.to)?));
+        let mut links: Vec<Link> = self.found.links.iter().filter_map(renumbered).collect();
+        links.sort_by_key(|l| (l.from, l.to));
+        let old = || ranks.iter().map(|r| *r as usize);
+        let found = Found {
+            links,
+            speeds: old().map(|r| self.found.speeds[r]).collect(),
+            arithmetic: old().map(|r| self.found.arithmetic[r].clone()).collect(),
+        };
+        let devices = old().map(|r| self.devices[r].clone()).collect();
+        Communicator::over(devices, found, self.settings.clone(), None, None)
+    }
+    fn over(
+        devices: Vec<Arc<dyn Device>>,
+        mut found: Found,
+        settings: Settings,
+        trace: Option<Arc<Trace>>,
+        skip_wait: Option<u64>,
+    ) -> Result<Communicator> {
+        let engine = loop {
+            let setup = Setup {
+                devices: devices.clone(),
+                found: found.clone(),
+                clock: settings.clock.clone(),
+                trace: trace.clone(),
+                skip_wait,
+            };
+            match Scheduled::new(setup).and_then(|engine| engine.warm().map(|()| engine)) {
+                Ok(engine) => break engine,
+                Err(error) if link::demote(&mut found.links, &error) => log::warn!("{error}; the next path is taken"),
+                Err(error) => return Err(error),
+            }
+        };
+        Ok(Communicator { devices, found, engine, settings })
     }
     /// Bytes of staging that calls may still get.
     pub fn staging_bytes(&self) -> u64 {
@@ -225,8 +297,33 @@ impl Communicator {
         parts: impl IntoIterator<Item = P>,
     ) -> Call<'_> {
         let parts = parts.into_iter().map(Into::into).collect();
-        let request = Request { algorithm: self.algorithm, deadline: self.deadline };
-        Call { communicator: self, collective, op, parts, request }
+        let wire = None;
+        let request = Request { algorithm: self.settings.algorithm, deadline: self.settings.deadline };
+        Call { communicator: self, collective, op, parts, wire, request }
+    }
+    /// Several calls as one: those of [`all_reduce`](Self::all_reduce), [`broadcast`](Self::broadcast) and
+    /// [`reduce`](Self::reduce) that are alike (type, operation, root, choices) become a single call over all their
+    /// elements, so that many small tensors cost no more than one; the others run one after the other. A result has
+    /// the bits that the call alone would give it. All calls are checked before any is started. They may be carried
+    /// out in any order, so none may write what another reads or writes ([`Error::Overlap`]).
+    pub fn group<'a>(&'a self, calls: impl IntoIterator<Item = Call<'a>>) -> Result<Pending> {
+        let mut checked = Vec::new();
+        for call in calls {
+            if !std::ptr::eq(call.communicator, self) {
+                return Err(Error::Option { what: "a group", why: "its calls are of several communicators".into() });
+            }
+            let (parts, request) = (call.parts, call.request);
+            let call = call::check_wired(&self.devices, call.collective, call.op, parts, call.wire)?;
+            checked.push((call, request));
+        }
+        let merged = call::merge(checked, &self.devices)?;
+        merged.iter().try_for_each(|(call, request)| self.engine.check(call, request))?;
+        let started = merged.iter().map(|(call, request)| self.engine.start(call, request));
+        Pending::all(started.collect::<Result<_>>()?).map_or_else(|| self.group_of_none(), Ok)
+    }
+    /// What a group without calls is: done at once.
+    fn group_of_none(&self) -> Result<Pending> {
+        self.call(Collective::SendRecv([].into()), None, self.devices.iter().map(|_| Part::none())).start()
     }
 }
 
@@ -237,6 +334,7 @@ pub struct Call<'a> {
     collective: Collective,
     op: Option<ReduceOp>,
     parts: Vec<Part>,
+    wire: Option<DataType>,
     request: Request,
 }
 
@@ -246,6 +344,18 @@ impl Call<'_> {
         self.request.algorithm = algorithm.or(self.request.algorithm);
         self
     }
+    /// Lets f32 cross as f16 or bf16, in half the bytes; `None`, as it is from the start: exactly. Every contribution, a
+    /// rank's own too, is rounded to the type before it is reduced, and the result is, wherever it arrives: so every
+    /// rank has the same bits, and they are the same by one-shot, two-shot and host, the algorithms that reductions
+    /// have then. What is too large becomes the greatest finite value (65504, 3.39e38); infinities stay, and NaN.
+    ///
+    /// A rounding is off by at most 2^-8 of the value for bf16, and 2^-11 for f16 (or 2^-25, below 2^-14). So a sum of n
+    /// is within `u (S + |R|)` of what exact f32 gives, to first order, with u that share, S the sum of magnitudes and
+    /// R the result; and a copy within u of what was sent.
+    pub fn wire(mut self, dtype: Option<DataType>) -> Self {
+        self.wire = dtype;
+        self
+    }
     /// How long this call may be without progress.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.request.deadline = deadline;
@@ -253,7 +363,8 @@ impl Call<'_> {
     }
     /// Checks it, starts it, and returns at once. If it is refused, nothing has been written.
     pub fn start(self) -> Result<Pending> {
-        let checked = call::check(&self.communicator.devices, self.collective, self.op, self.parts)?;
+        let devices = &self.communicator.devices;
+        let checked = call::check_wired(devices, self.collective, self.op, self.parts, self.wire)?;
         self.communicator.engine.start(&checked, &self.request)
     }
 }

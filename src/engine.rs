@@ -1,18 +1,19 @@
 //! Carries out checked calls: schedules, lowered to the links, through staging. It does every call over any devices.
 //! (A vendor's own library would be a second engine beside it, taken where it is faster.)
 use crate::{
-    Error, Result,
+    Arithmetic, Error, Result,
     call::Checked,
-    contract::{Clock, CommandsId, Device},
-    execute::{Plan, record},
-    link::{Link, Sync},
+    contract::{Clock, CommandsId, DataType, Device, ReduceOp},
+    execute::{Plan, record, widen},
+    link::{Found, Link, Sync},
+    neutral::Neutral,
     pending::{Operation, Pending, ReducedOn, Report},
-    plans::{Chunking, Plans},
+    plans::{Chunking, Form, Plans},
     relay::{Relay, Work},
     schedule::{Algorithm, Collective, Path, Shape, algorithms, cost::Speed, lower},
     staging::{Devices, Staging, Turn},
     trace::Trace,
-    tuner::Tuner,
+    tuner::{self, Tuner},
 };
 use allhands_cpu::{CpuDevice, Mode, Options};
 use std::{
@@ -24,7 +25,7 @@ use std::{
 };
 
 /// What a caller may choose.
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Request {
     /// `None`: the fastest that gives the same bits for every message size.
     pub algorithm: Option<Algorithm>,
@@ -35,9 +36,7 @@ pub(crate) struct Request {
 /// What an engine is made of.
 pub(crate) struct Setup {
     pub devices: Vec<Arc<dyn Device>>,
-    /// Of every ordered pair; empty for one rank.
-    pub links: Vec<Link>,
-    pub speeds: Vec<Speed>,
+    pub found: Found,
     pub clock: Clock,
     pub trace: Option<Arc<Trace>>,
     /// A wait to leave out, counted over all waits of the communicator: the planted bug that a trace must show.
@@ -50,8 +49,10 @@ impl Setup {
         let n = devices.len() as u32;
         let pairs = (0..n).flat_map(|from| (0..n).map(move |to| (from, to))).filter(|(from, to)| from != to);
         let link = |(from, to)| Link::untried(from, to, path, sync);
-        let speeds = vec![Speed { submit: 1e-5, copy: 1e9, reduce: 1e9, overlap: false }; devices.len()];
-        Setup { links: pairs.map(link).collect(), devices, speeds, clock, trace: None, skip_wait: None }
+        let speeds = vec![Speed { submit: 1e-5, launch: 0.0, copy: 1e9, reduce: 1e9, overlap: false }; devices.len()];
+        let arithmetic = vec![Arc::default(); devices.len()];
+        let found = Found { links: pairs.map(link).collect(), speeds, arithmetic };
+        Setup { devices, found, clock, trace: None, skip_wait: None }
     }
 }
 
@@ -64,10 +65,12 @@ pub(crate) struct Scheduled {
     relay: Arc<Relay>,
     plans: Plans,
     tuner: Tuner,
+    arithmetic: Vec<Arc<Arithmetic>>,
     clock: Clock,
     trace: Option<Arc<Trace>>,
     skip_wait: Option<u64>,
     waits: AtomicU64,
+    neutral: Neutral,
     /// Held while a call is queued, so that calls run in one order.
     queue: Mutex<Queue>,
 }
@@ -87,7 +90,7 @@ impl Scheduled {
         };
         let workers: Vec<Arc<dyn Device>> = setup.devices.iter().map(worker).collect::<Result<_>>()?;
         let mut paths = vec![Path::Copied; (n * n) as usize];
-        for link in &setup.links {
+        for link in &setup.found.links {
             paths[(link.to * n + link.from) as usize] = link.path;
         }
         let links = lower::Links {
@@ -96,32 +99,34 @@ impl Scheduled {
             mapped: setup.devices.iter().map(|d| d.limits().mapped).collect(),
             max_sources: setup.devices.iter().map(|d| d.limits().max_sources).collect(),
         };
-        let tuner = Tuner::new(&setup.links, &setup.speeds, &*workers[0])?;
+        let tuner = Tuner::new(&setup.found.links, &setup.found.speeds, &*workers[0])?;
         let devices = Devices { ranks: setup.devices, workers };
         let native = |waiting: usize, other: usize| {
             let pair = |l: &&Link| l.to as usize == waiting && l.from as usize == other;
-            setup.links.iter().find(pair).is_some_and(|l| l.sync == Sync::Native)
+            setup.found.links.iter().find(pair).is_some_and(|l| l.sync == Sync::Native)
         };
         Ok(Scheduled {
             relay: Relay::start(&devices, native, setup.clock.clone(), setup.trace.clone())?,
             tuner,
+            arithmetic: setup.found.arithmetic,
             plans: Plans::default(),
-            path: common(setup.links.iter().map(|l| l.path.name())),
-            sync: common(setup.links.iter().map(|l| l.sync.name())),
+            path: common(setup.found.links.iter().map(|l| l.path.name())),
+            sync: common(setup.found.links.iter().map(|l| l.sync.name())),
             devices,
             links,
             clock: setup.clock,
             trace: setup.trace,
             skip_wait: setup.skip_wait,
             waits: AtomicU64::new(0),
+            neutral: Neutral::default(),
             queue: Mutex::default(),
         })
     }
     /// Makes the staging of short messages, so that what a device refuses shows before the first call.
     pub fn warm(&self) -> Result<()> {
         let shape = Shape { collective: Collective::AllGather, ranks: self.links.ranks, count: 1, in_place: false };
-        if let Some(plan) = self.plans.get(&self.links, &shape, Algorithm::OneShot, Chunking::WHOLE) {
-            let needs = plan.needs(crate::contract::DataType::F32);
+        if let Some(plan) = self.plans.get(&self.links, &shape, Algorithm::OneShot, Chunking::WHOLE, &Form::default()) {
+            let needs = plan.needs(crate::contract::DataType::F32.size());
             if !needs.is_empty() {
                 self.lock().staging.turn(&self.devices, &self.links, &needs, self.trace.as_deref())?;
             }
@@ -139,12 +144,28 @@ impl Scheduled {
     fn lock(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
+    /// Whether the call could be started: what depends on its request.
+    pub fn check(&self, call: &Checked, request: &Request) -> Result<()> {
+        if let Some(first) = self.relay.failure() {
+            return Err(Error::Poisoned { first: Arc::new(first.clone()) });
+        }
+        self.plan(call, request.algorithm).map(drop)
+    }
     /// How the call is done: its plan is kept for calls like it.
     fn plan(&self, call: &Checked, wanted: Option<Algorithm>) -> Result<Arc<Plan>> {
         let collective = &call.shape.collective;
         let have = algorithms(collective);
-        // A reduction that some device has no kernel for is the host's, for every rank, whatever was wanted.
-        let host = self.needs_host(call) && wanted.is_none_or(|a| have.contains(&a));
+        if let Some(algorithm) = wanted.filter(|a| call.in_rank_order() && !a.in_rank_order()) {
+            let what = if call.scales.is_empty() { "a wire type" } else { "a scale" };
+            let why = format!("{algorithm} folds partial results, and it takes the contributions: one-shot, two-shot, host");
+            return Err(Error::Option { what, why });
+        }
+        // A reduction that some device has no kernel for is the host's, for every rank, whatever was wanted. So is one
+        // that takes one fold of more contributions than a device's kernel does.
+        let more = self.links.max_sources.iter().any(|most| *most < self.links.ranks);
+        let chained = more && call.in_one_fold() && wanted.is_none_or(Algorithm::in_rank_order);
+        let lacking = call.op.is_some_and(|op| self.needs_host(op, call.dtype));
+        let host = (chained || lacking) && wanted.is_none_or(|a| have.contains(&a));
         let forced = if host { Some(Algorithm::Host) } else { wanted };
         let no = || Error::NoAlgorithm {
             collective: collective.name(),
@@ -153,19 +174,34 @@ impl Scheduled {
         };
         self.tuner.plan(&self.plans, &self.links, call, forced).ok_or_else(no)
     }
-    /// Whether a rank's device lacks the kernel. Then all ranks leave the reduction to the host.
-    fn needs_host(&self, call: &Checked) -> bool {
-        call.op.is_some_and(|op| {
-            let lacks = |d: &Arc<dyn Device>| !d.limits().reduces(op, call.dtype);
-            crate::call::needs_host(op, call.dtype) || self.devices.ranks.iter().any(lacks)
-        })
+    /// Whether a rank's device lacks the kernel, or its arithmetic is not to be trusted with the type. Then all ranks
+    /// leave the reduction to the host.
+    fn needs_host(&self, op: ReduceOp, dtype: DataType) -> bool {
+        let lacks = |d: &Arc<dyn Device>| !d.limits().reduces(op, dtype);
+        crate::call::needs_host(op, dtype)
+            || self.devices.ranks.iter().any(lacks)
+            || self.arithmetic.iter().any(|a| !a.allows(dtype))
+    }
+    /// From how many bytes on which algorithm is taken.
+    pub fn switch_points(&self, collective: &Collective, dtype: DataType) -> Vec<(u64, Algorithm)> {
+        let op = collective.reduces().then_some(ReduceOp::Sum);
+        if op.is_some_and(|op| self.needs_host(op, dtype)) {
+            return vec![(tuner::LEAST_BYTES, Algorithm::Host)];
+        }
+        self.tuner.switch_points(&self.links, collective, op, dtype)
     }
     /// Prepares every batch of a plan. If one is refused, none is left behind.
     fn prepare(&self, plan: &Plan, call: &Checked, turn: Option<&Turn>, first: &[u64]) -> Result<Vec<CommandsId>> {
         let mut prepared: Vec<CommandsId> = Vec::with_capacity(plan.batches.len());
         for batch in &plan.batches {
             let device = self.devices.of(batch.actor);
-            let ops = record(plan, batch, call, turn.map(|t| (&*t.pool, t.bank)), device.limits());
+            let neutral = match call.absent.get(batch.actor as usize) {
+                Some(true) => Some(self.neutral.range(device, &call.neutral())?),
+                _ => None,
+            };
+            let mut ops = record(plan, batch, call, turn.map(|t| (&*t.pool, t.bank)), neutral, device.limits());
+            let exact = self.trace.is_some().then(|| ops.clone());
+            widen(&mut ops, device.limits());
             match device.prepare(&ops) {
                 Ok(commands) => prepared.push(commands),
                 Err(error) => {
@@ -175,8 +211,10 @@ impl Scheduled {
                     return Err(error.into());
                 }
             }
-            if let Some(trace) = &self.trace {
-                trace.prepared(batch.actor, first[batch.actor as usize] + u64::from(batch.ordinal), &ops);
+            if let (Some(trace), Some(ops)) = (&self.trace, exact) {
+                let value = first[batch.actor as usize] + u64::from(batch.ordinal);
+                trace.prepared(batch.actor, value, ops, call.wire.map_or(1, |w| call.dtype.size() / w.size()));
+                trace.neutral(neutral.map(|range| range.buffer));
             }
         }
         Ok(prepared)
@@ -192,7 +230,7 @@ impl Scheduled {
         }
         let plan = self.plan(call, request.algorithm)?;
         let mut queue = self.lock();
-        let needs = plan.needs(call.dtype);
+        let needs = plan.needs(call.staged_size());
         let trace = self.trace.as_deref();
         let turn = if needs.is_empty() { None } else { Some(queue.staging.turn(&self.devices, &self.links, &needs, trace)?) };
         // Of each actor: the values that its timeline has before and after the call.
@@ -244,7 +282,7 @@ impl Scheduled {
         }
         queue.calls += 1;
         self.relay.enqueue(work)?;
-        Ok(Pending(operation))
+        Ok(Pending::of(operation))
     }
     fn report(&self, plan: &Plan) -> Report {
         let moves = plan.schedule.shape.collective == Collective::Barrier || plan.chunks > 0;

@@ -1,6 +1,6 @@
 //! What can go wrong in a call. Each says what was wrong, on which rank and device, and what would be right.
 use crate::{contract, schedule::Algorithm};
-use allhands_contract::{DataType, DeviceId, ReduceOp};
+use allhands_contract::{DataType, DeviceId};
 use std::{sync::Arc, time::Duration};
 
 /// The result of a call on a communicator.
@@ -97,21 +97,13 @@ pub enum Error {
         /// What they must be multiples of.
         align: u64,
     },
-    /// A reduction that no device here knows.
-    #[error("{op} of {dtype} is not to be had: {why}")]
-    UnknownPair {
-        /// The reduction.
-        op: ReduceOp,
-        /// The type.
-        dtype: DataType,
+    /// An option that makes no sense here.
+    #[error("{what} is not to be had here: {why}")]
+    Option {
+        /// `a scale`, `an absent rank`, `a wire type`.
+        what: &'static str,
         /// Why, and what there is.
         why: String,
-    },
-    /// A type that cannot cross yet.
-    #[error("elements of type {dtype} cannot be moved yet; f32, i32 and u32 can")]
-    UnknownType {
-        /// The type.
-        dtype: DataType,
     },
     /// A root that is no rank.
     #[error("root {root} of {ranks} ranks; the last is rank {}", .ranks - 1)]

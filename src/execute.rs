@@ -5,7 +5,7 @@
 //! [`record`] gives a batch the buffers of a call.
 use crate::{
     call::Checked,
-    contract::{DataType, Domain, Kernel, Limits, Op, Range, ReduceOp},
+    contract::{Domain, Kernel, Limits, Op, Range, ReduceOp, Wire},
     pending::ReducedOn,
     schedule::{Action, Actor, Algorithm, Home, Place, Region, Schedule, lower},
     staging::{Needs, Pool, domain},
@@ -65,7 +65,9 @@ impl Plan {
         let submissions = left.iter().map(|b| b.len() as u32).collect();
         let n = schedule.shape.ranks as usize;
         let reduces = |actors: &[Vec<crate::schedule::Step>]| {
-            actors.iter().flatten().flat_map(|s| &s.actions).any(|a| matches!(a, Action::Reduce { .. }))
+            // What does not finish a reduction may only convert.
+            let finishes = |a: &Action| matches!(a, Action::Reduce { finish: true, .. });
+            actors.iter().flatten().flat_map(|s| &s.actions).any(finishes)
         };
         let reduced_on = match (reduces(&schedule.steps[..n]), reduces(&schedule.steps[n..])) {
             (true, _) => ReducedOn::Device,
@@ -75,9 +77,9 @@ impl Plan {
         let arenas = lower::arenas(&schedule).into_iter().collect();
         Plan { batches: in_order(left), submissions, reduced_on, arenas, schedule, algorithm, chunks }
     }
-    /// Bytes that each arena needs in one bank.
-    pub fn needs(&self, dtype: DataType) -> Needs {
-        self.arenas.iter().map(|(arena, elements)| (*arena, elements * dtype.size())).collect()
+    /// Bytes that each arena needs in one bank, for elements of so many bytes.
+    pub fn needs(&self, element: u64) -> Needs {
+        self.arenas.iter().map(|(arena, elements)| (*arena, elements * element)).collect()
     }
     /// Submissions to the ranks' devices.
     pub fn rank_submissions(&self) -> u32 {
@@ -158,10 +160,14 @@ pub(crate) fn record(
     batch: &Batch,
     call: &Checked,
     pool: Option<(&Pool, u64)>,
+    neutral: Option<Range>,
     limits: &Limits,
 ) -> Vec<Op> {
-    let resolve = Resolve { plan, call, pool, actor: batch.actor };
+    let resolve = Resolve { plan, call, pool, neutral, actor: batch.actor };
     let mut ops = Vec::new();
+    if let Some(range) = neutral {
+        ops.push(Op::Acquire { range, from: Domain::Host });
+    }
     for region in &batch.acquires {
         let from = resolve.domain(*region);
         ops.extend(resolve.ranges(*region).into_iter().map(|range| Op::Acquire { range, from }));
@@ -174,23 +180,32 @@ pub(crate) fn record(
             match action {
                 Action::Copy { src, dsts } => {
                     for dst in dsts {
-                        cut(&[resolve.ranges(*src), resolve.ranges(*dst)], u64::MAX, |pieces| {
+                        cut(&[resolve.ranges(*src), resolve.ranges(*dst)], &[1, 1], u64::MAX, |pieces| {
                             ops.push(Op::Copy { src: pieces[0], dst: pieces[1] });
                         });
                     }
                 }
                 Action::Reduce { srcs, dsts, finish } => {
-                    let ranges: Vec<_> = dsts.iter().chain(srcs).map(|r| resolve.ranges(*r)).collect();
-                    let longest = limits.max_kernel_elements * call.dtype.size();
-                    cut(&ranges, longest, |pieces| {
+                    let regions = || dsts.iter().chain(srcs);
+                    let ranges: Vec<_> = regions().map(|r| resolve.ranges(*r)).collect();
+                    let sizes: Vec<_> = regions().map(|r| resolve.size(r)).collect();
+                    // Where contributions have scales, they are folded in one go, in the order of the ranks.
+                    debug_assert!(!finish || call.scales.is_empty() || srcs.len() == call.scales.len());
+                    let scales = if *finish { call.scales.clone() } else { Vec::new() };
+                    let narrow = |regions: &[Region]| regions.iter().map(in_slot).collect();
+                    let wire = call.wire.map(|dtype| Wire { dtype, stores: narrow(dsts), sources: narrow(srcs) });
+                    // One source is only converted, and the sum of one is what it is.
+                    let op = call.op.filter(|_| *finish || srcs.len() > 1).unwrap_or(ReduceOp::Sum);
+                    cut(&ranges, &sizes, limits.max_kernel_elements & !63, |pieces| {
                         let (stores, sources) = pieces.split_at(dsts.len());
                         ops.push(Op::Kernel(Kernel {
                             stores: stores.to_vec(),
                             sources: sources.to_vec(),
-                            // A schedule that reduces is of a collective that reduces: its call has an operation.
-                            op: call.op.unwrap_or(ReduceOp::Sum),
+                            op,
                             dtype: call.dtype,
                             finish: finish.then_some(call.shape.ranks),
+                            scales: scales.clone(),
+                            wire: wire.clone(),
                         }));
                     });
                 }
@@ -204,17 +219,39 @@ pub(crate) fn record(
     ops
 }
 
+/// Makes the ranges of kernels as long as the whole units that a device writes. Borders within staging leave room for
+/// it, and where the caller's memory does not, no kernel touches it.
+pub(crate) fn widen(ops: &mut [Op], limits: &Limits) {
+    for op in ops {
+        if let Op::Kernel(k) = op {
+            for range in k.stores.iter_mut().chain(&mut k.sources) {
+                range.size = range.size.next_multiple_of(limits.write_granularity);
+            }
+        }
+    }
+}
+
+fn in_slot(region: &Region) -> bool {
+    matches!(region.place, Place::Slot(_))
+}
+
 /// From regions to physical ranges.
 struct Resolve<'a> {
     plan: &'a Plan,
     call: &'a Checked,
     pool: Option<(&'a Pool, u64)>,
+    /// What an absent rank brings.
+    neutral: Option<Range>,
     actor: Actor,
 }
 
 impl Resolve<'_> {
+    /// Bytes of an element.
+    fn size(&self, region: &Region) -> u64 {
+        if in_slot(region) { self.call.staged_size() } else { self.call.dtype.size() }
+    }
     fn ranges(&self, region: Region) -> Vec<Range> {
-        let size = self.call.dtype.size();
+        let size = self.size(&region);
         let (start, bytes) = (region.start * size, region.len * size);
         match (region.place, self.call.shape.physical(region)) {
             (Place::Slot(slot), _) => {
@@ -222,6 +259,12 @@ impl Resolve<'_> {
                 // A plan with slots has needs, and a call with needs has a pool.
                 let Some((pool, bank)) = self.pool else { return Vec::new() };
                 vec![pool.range(bank, (slot.owner, slot.home), self.actor, slot.offset * size + start, bytes)]
+            }
+            (Place::Input(r), _) if self.call.absent.get(r as usize) == Some(&true) => {
+                // The same again and again. An absent rank has something to bring.
+                let Some(neutral) = self.neutral else { return Vec::new() };
+                let pieces = (0..bytes).step_by(neutral.size as usize);
+                pieces.map(|at| Range { size: neutral.size.min(bytes - at), ..neutral }).collect()
             }
             (_, Some((memory, first))) => {
                 let rank = &self.call.ranks[memory.rank as usize];
@@ -241,30 +284,31 @@ impl Resolve<'_> {
     }
 }
 
-/// Cuts lists of ranges of the same total size into pieces, so that each piece is one range in every list and no
-/// longer than `longest` bytes.
-fn cut(lists: &[Vec<Range>], longest: u64, mut piece: impl FnMut(&[Range])) {
-    let total: u64 = lists[0].iter().map(|r| r.size).sum();
-    debug_assert!(lists.iter().all(|l| l.iter().map(|r| r.size).sum::<u64>() == total));
+/// Cuts lists of ranges of as many elements, of `sizes` bytes each, into pieces, so that each piece is one range in
+/// every list and no longer than `longest` elements.
+fn cut(lists: &[Vec<Range>], sizes: &[u64], longest: u64, mut piece: impl FnMut(&[Range])) {
+    let total = |(list, size): (&Vec<Range>, &u64)| list.iter().map(|r| r.size).sum::<u64>() / size;
+    let elements = lists.iter().zip(sizes).map(total).next().unwrap_or(0);
+    debug_assert!(lists.iter().zip(sizes).all(|l| total(l) == elements));
     let mut at = vec![(0usize, 0u64); lists.len()]; // which range, and how far in it
     let mut done = 0;
     let mut pieces = Vec::with_capacity(lists.len());
-    while done < total {
-        let mut size = longest.min(total - done);
-        for (list, (index, inside)) in lists.iter().zip(&mut at) {
+    while done < elements {
+        let mut len = longest.min(elements - done);
+        for ((list, size), (index, inside)) in lists.iter().zip(sizes).zip(&mut at) {
             while list[*index].size == *inside {
                 (*index, *inside) = (*index + 1, 0);
             }
-            size = size.min(list[*index].size - *inside);
+            len = len.min((list[*index].size - *inside) / size);
         }
         pieces.clear();
-        for (list, (index, inside)) in lists.iter().zip(&mut at) {
+        for ((list, size), (index, inside)) in lists.iter().zip(sizes).zip(&mut at) {
             let range = list[*index];
-            pieces.push(Range::new(range.buffer, range.offset + *inside, size));
-            *inside += size;
+            pieces.push(Range::new(range.buffer, range.offset + *inside, len * size));
+            *inside += len * size;
         }
         piece(&pieces);
-        done += size;
+        done += len;
     }
 }
 
@@ -279,7 +323,7 @@ mod tests {
         let range = |index, offset, size| Range::new(BufferId { device, index, generation: 0 }, offset, size);
         let mut pieces = Vec::new();
         let lists = [vec![range(0, 0, 12), range(1, 4, 20)], vec![range(2, 8, 32)]];
-        cut(&lists, 16, |p| pieces.push((p[0], p[1])));
+        cut(&lists, &[4, 4], 4, |p| pieces.push((p[0], p[1])));
         assert_eq!(
             pieces,
             [

@@ -5,7 +5,7 @@
 //!
 //! # fn main() -> allhands::Result<()> {
 //! // The host twice; `devices::found()` lists the GPUs.
-//! let ranks = [devices::open("cpu".parse()?)?, devices::open("cpu".parse()?)?];
+//! let ranks = [devices::open(&"cpu".parse()?)?, devices::open(&"cpu".parse()?)?];
 //! let comm = Communicator::builder().rank(ranks[0].clone()).rank(ranks[1].clone()).build()?;
 //!
 //! let data = [Buffer::from_slice(&ranks[0], &[1.0_f32, 2.0])?, Buffer::from_slice(&ranks[1], &[10.0_f32, 20.0])?];
@@ -27,14 +27,17 @@
 //! | `tuner`, `plans` | which algorithm, and the plans that are kept |
 //! | [`schedule`] | a collective as data, its proof, its cost and its picture; knows of no device |
 //! | `execute` | a lowered schedule becomes command lists |
-//! | `staging` | the memory that data crosses in |
+//! | `staging`, `neutral` | the memory that data crosses in; what stands in for a rank that contributes nothing |
 //! | `relay` | carries progress between devices, submits what is held |
 //! | [`Pending`] | what a call returns |
-//! | `link` | how each pair of ranks reaches each other: found, proven, measured |
+//! | `link`, `cache` | how each pair of ranks reaches each other: found, proven, measured; measurements kept on disk |
+//! | [`Arithmetic`] | whether a device's kernels keep the rules: a self-test |
 //! | [`contract`] | what is asked of a device; the backends implement it |
 #![forbid(unsafe_code)]
 
+mod arithmetic;
 mod buffer;
+mod cache;
 mod call;
 mod communicator;
 pub mod devices;
@@ -42,6 +45,8 @@ mod engine;
 mod error;
 mod execute;
 mod link;
+mod neutral;
+pub mod peers;
 mod pending;
 mod plans;
 mod relay;
@@ -53,9 +58,10 @@ pub mod trace;
 mod tuner;
 
 pub use allhands_contract as contract;
+pub use arithmetic::{Arithmetic, Property, Verdict};
 pub use buffer::Buffer;
 pub use call::{Part, TYPES, supported};
-pub use communicator::{Builder, Call, Communicator, DEADLINE};
+pub use communicator::{Builder, Call, Communicator, DEADLINE, Split};
 pub use contract::{DataType, Device, Element, Point, ReduceOp};
 pub use error::{Error, Result};
 pub use link::{Attempt, Link, Outcome, Sync};

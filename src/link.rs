@@ -18,6 +18,8 @@
 //! the link keeps what was tried and why it lost.
 use crate::{
     Buffer, Error, Result,
+    arithmetic::{self, Arithmetic},
+    cache::{Cache, Measured, Way, kind},
     call::{Part, check},
     contract::{Clock, DataType, Device, DeviceId, SharedKind},
     engine::{Request, Scheduled, Setup},
@@ -109,23 +111,20 @@ pub struct Link {
 impl Link {
     /// A link that nobody has tried, for a proof.
     pub(crate) fn untried(from: u32, to: u32, path: Path, sync: Sync) -> Self {
-        Link {
-            from,
-            to,
-            path,
-            sync,
-            latency: Duration::ZERO,
-            bandwidth: 1e9,
-            attempts: Vec::new(),
-            proven: Vec::new(),
-        }
+        Link { from, to, path, sync, latency: Duration::ZERO, bandwidth: 1e9, attempts: Vec::new(), proven: Vec::new() }
+    }
+    /// The same link under other numbers.
+    pub(crate) fn between(&self, from: u32, to: u32) -> Self {
+        Link { from, to, ..self.clone() }
     }
     fn choose(&mut self) -> bool {
         let Some(&(attempt, measured)) = self.proven.first() else { return false };
         let chosen = &mut self.attempts[attempt];
         chosen.outcome = Outcome::Chosen;
         (self.path, self.sync, self.latency) = (chosen.path, chosen.sync, measured.small);
-        self.bandwidth = (BULK_ELEMENTS * 4) as f64 / measured.bulk.saturating_sub(measured.small).as_secs_f64().max(1e-9);
+        // A small exchange that was held up says nothing of the bytes.
+        let moving = measured.bulk.saturating_sub(measured.small).max(measured.bulk / 2);
+        self.bandwidth = (BULK_ELEMENTS * 4) as f64 / moving.as_secs_f64().max(1e-9);
         true
     }
     fn demote(&mut self, why: &Error) -> bool {
@@ -198,19 +197,34 @@ const PROOF_ROUNDS: u32 = 3;
 /// Odd, and more than one page.
 const PROOF_ELEMENTS: u64 = 4_099;
 const BULK_ELEMENTS: u64 = 256 << 10;
+const SMALL_ROUNDS: u32 = 9;
+const BULK_ROUNDS: u32 = 4;
 /// A path is slower than the next one if it takes so many times as long: less is noise.
 const SLOWER: f64 = 1.5;
 
-/// The links of all ordered pairs of ranks, and the speed of each rank's device.
-pub(crate) fn find(devices: &[Arc<dyn Device>], forced: Forced, clock: &Clock) -> Result<(Vec<Link>, Vec<Speed>)> {
+/// A pair is timed, even if one of the same kinds was, as long as timing has taken no longer than this in all.
+const TIMING: Duration = Duration::from_millis(200);
+/// A proof that takes so many times as long as kept measurements say shows that they are of another time.
+const STALE: u32 = 5;
+
+/// What a machine is found to be.
+#[derive(Clone)]
+pub(crate) struct Found {
+    /// Of all ordered pairs of ranks; empty for one rank.
+    pub links: Vec<Link>,
+    /// Of each rank's device.
+    pub speeds: Vec<Speed>,
+    /// Of each rank's device.
+    pub arithmetic: Vec<Arc<Arithmetic>>,
+}
+
+/// Tests, proves and measures.
+pub(crate) fn find(devices: &[Arc<dyn Device>], forced: Forced, clock: &Clock) -> Result<Found> {
     let mut siblings = Siblings::default();
-    let mut speeds: HashMap<DeviceId, Speed> = HashMap::new();
-    for device in devices {
-        let id = device.info().id;
-        if !speeds.contains_key(&id) {
-            speeds.insert(id, speed::measure(&*siblings.of(device)?)?);
-        }
-    }
+    let mut timing = Timing { cache: Cache::load(), made: HashMap::new(), spent: Duration::ZERO };
+    let arithmetic =
+        devices.iter().map(|d| Ok(arithmetic::verdict(&**d, &*siblings.of(d)?)?)).collect::<Result<_>>()?;
+    let speeds = speeds(devices, &mut siblings, &mut timing.cache)?;
     let mut known: HashMap<(DeviceId, DeviceId), Link> = HashMap::new();
     let mut links = Vec::new();
     for from in 0..devices.len() {
@@ -218,13 +232,72 @@ pub(crate) fn find(devices: &[Arc<dyn Device>], forced: Forced, clock: &Clock) -
             let (a, b) = (from.min(to), from.max(to));
             let key = (devices[a].info().id, devices[b].info().id);
             if !known.contains_key(&key) {
-                let link = pair([a as u32, b as u32], [&devices[a], &devices[b]], &mut siblings, forced, clock)?;
+                let link =
+                    pair([a as u32, b as u32], [&devices[a], &devices[b]], &mut siblings, &mut timing, forced, clock)?;
                 known.insert(key, link);
             }
-            links.push(Link { from: from as u32, to: to as u32, ..known[&key].clone() });
+            links.push(known[&key].between(from as u32, to as u32));
         }
     }
-    Ok((links, devices.iter().map(|d| speeds[&d.info().id]).collect()))
+    timing.cache.save();
+    Ok(Found { links, speeds, arithmetic })
+}
+
+/// How fast each rank's device is while the others work too. Ranks that share a device share its speed.
+fn speeds(devices: &[Arc<dyn Device>], siblings: &mut Siblings, cache: &mut Cache) -> Result<Vec<Speed>> {
+    let mut distinct: Vec<&Arc<dyn Device>> = Vec::new();
+    for device in devices {
+        if distinct.iter().all(|d| d.info().id != device.info().id) {
+            distinct.push(device);
+        }
+    }
+    let kinds: Vec<String> = distinct.iter().map(|d| kind(&***d)).collect();
+    let mut set = kinds.clone();
+    set.sort();
+    let set = set.join(", ");
+    let kept: Option<Vec<Speed>> = kinds.iter().map(|kind| cache.speed(kind, &set)).collect();
+    let speeds = match kept {
+        Some(kept) => kept,
+        None => {
+            let throwaway = distinct.iter().map(|d| siblings.of(d)).collect::<Result<Vec<_>>>()?;
+            let speeds = speed::measure(&throwaway)?;
+            kinds.iter().zip(&speeds).for_each(|(kind, speed)| cache.keep_speed(kind, &set, *speed));
+            speeds
+        }
+    };
+    let of = |device: &Arc<dyn Device>| {
+        let sharing = devices.iter().filter(|d| d.info().id == device.info().id).count() as f64;
+        let place = distinct.iter().position(|d| d.info().id == device.info().id).unwrap_or(0);
+        let speed = speeds[place];
+        Speed { copy: speed.copy / sharing, reduce: speed.reduce / sharing, ..speed }
+    };
+    Ok(devices.iter().map(of).collect())
+}
+
+/// Measurements of the ways between devices: those kept, those made, and what making them took.
+struct Timing {
+    cache: Cache,
+    made: HashMap<Way, Measured>,
+    spent: Duration,
+}
+
+impl Timing {
+    /// Measures, unless that was done before. `proof`: how long a call of the proof took at best.
+    fn of(&mut self, way: Way, proof: Duration, measure: impl FnOnce() -> Result<Measured>) -> Result<Measured> {
+        let known = match self.made.get(&way) {
+            Some(made) => Some(*made).filter(|_| self.spent > TIMING),
+            None => self.cache.way(&way),
+        };
+        if let Some(known) = known.filter(|m| proof < m.bulk.max(m.small) * STALE && m.small < proof * STALE) {
+            return Ok(known);
+        }
+        let start = Instant::now();
+        let measured = measure()?;
+        self.spent += start.elapsed();
+        self.made.insert(way.clone(), measured);
+        self.cache.keep_way(way, measured);
+        Ok(measured)
+    }
 }
 
 /// The throwaway devices of those in use.
@@ -250,6 +323,7 @@ fn pair(
     ranks: [u32; 2],
     devices: [&Arc<dyn Device>; 2],
     siblings: &mut Siblings,
+    timing: &mut Timing,
     forced: Forced,
     clock: &Clock,
 ) -> Result<Link> {
@@ -264,7 +338,7 @@ fn pair(
                 Outcome::Refused(why)
             } else {
                 let throwaway = [siblings.of(devices[0])?, siblings.of(devices[1])?];
-                match prove((path, sync), &throwaway, clock) {
+                match prove((path, sync), &throwaway, timing, clock) {
                     Ok(measured) => {
                         proven.push((attempts.len(), measured));
                         Outcome::Spare
@@ -320,26 +394,29 @@ fn refusal(path: Path, sync: Sync, devices: [&Arc<dyn Device>; 2]) -> Option<Str
     }
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Measured {
-    /// The median of a few small exchanges, the best of a few of 1 MiB each way.
-    small: Duration,
-    bulk: Duration,
-}
-
 /// Sends a pattern both ways at once and reads it back; then the same, timed.
-fn prove((path, sync): (Path, Sync), devices: &[Arc<dyn Device>; 2], clock: &Clock) -> std::result::Result<Measured, String> {
+fn prove(
+    (path, sync): (Path, Sync),
+    devices: &[Arc<dyn Device>; 2],
+    timing: &mut Timing,
+    clock: &Clock,
+) -> std::result::Result<Measured, String> {
     let setup = Setup::alike(devices.to_vec(), path, sync, clock.clone());
     let engine = Scheduled::new(setup).map_err(|e| e.to_string())?;
-    let exchange = Exchange::new(devices, &engine).map_err(|e| e.to_string())?;
+    let exchange = Exchange::new(devices, &engine, PROOF_ELEMENTS).map_err(|e| e.to_string())?;
+    let mut proof = Duration::MAX;
     for round in 0..PROOF_ROUNDS {
-        exchange.prove(round)?;
+        proof = proof.min(exchange.prove(round)?);
     }
-    let timed = |count, rounds| exchange.time(count, rounds).map_err(|e| e.to_string());
-    let mut small = timed(1, 9)?;
-    small.sort();
-    let bulk = timed(BULK_ELEMENTS, 5)?;
-    Ok(Measured { small: small[small.len() / 2], bulk: bulk.into_iter().min().unwrap_or_default() })
+    let measure = || {
+        let exchange = Exchange::new(devices, &engine, BULK_ELEMENTS)?;
+        let mut small = exchange.time(1, SMALL_ROUNDS)?;
+        small.sort();
+        let bulk = exchange.time(BULK_ELEMENTS, BULK_ROUNDS)?;
+        Ok(Measured { small: small[small.len() / 2], bulk: bulk.into_iter().min().unwrap_or_default() })
+    };
+    let way = (kind(&*devices[0]), kind(&*devices[1]), path, sync);
+    timing.of(way, proof, measure).map_err(|e: Error| e.to_string())
 }
 
 /// An all-gather over two throwaway ranks.
@@ -351,16 +428,10 @@ struct Exchange<'a> {
 }
 
 impl<'a> Exchange<'a> {
-    fn new(devices: &'a [Arc<dyn Device>; 2], engine: &'a Scheduled) -> Result<Self> {
-        let make = |count| -> Result<Vec<Buffer>> {
-            devices.iter().map(|d| Buffer::new(d, DataType::U32, count)).collect()
-        };
-        Ok(Exchange {
-            devices,
-            engine,
-            inputs: make(BULK_ELEMENTS)?,
-            outputs: make(BULK_ELEMENTS * 2)?,
-        })
+    fn new(devices: &'a [Arc<dyn Device>; 2], engine: &'a Scheduled, elements: u64) -> Result<Self> {
+        let make =
+            |count| -> Result<Vec<Buffer>> { devices.iter().map(|d| Buffer::new(d, DataType::U32, count)).collect() };
+        Ok(Exchange { devices, engine, inputs: make(elements)?, outputs: make(elements * 2)? })
     }
     fn run(&self, count: u64) -> Result<()> {
         let parts = self.inputs.iter().zip(&self.outputs);
@@ -368,16 +439,20 @@ impl<'a> Exchange<'a> {
         let call = check(self.devices, Collective::AllGather, None, parts)?;
         self.engine.start(&call, &Request { algorithm: Some(Algorithm::OneShot), deadline: PROOF_DEADLINE })?.wait()
     }
-    fn prove(&self, round: u32) -> std::result::Result<(), String> {
+    /// How long the call took.
+    fn prove(&self, round: u32) -> std::result::Result<Duration, String> {
         let pattern = |rank: u32| -> Vec<u32> { (0..PROOF_ELEMENTS as u32).map(|i| word(rank, round, i)).collect() };
-        let run = || -> Result<Vec<Vec<u32>>> {
+        let mut took = Duration::ZERO;
+        let mut run = || -> Result<Vec<Vec<u32>>> {
             for (rank, input) in (0..).zip(&self.inputs) {
                 input.write(&pattern(rank))?;
             }
             for output in &self.outputs {
                 output.write(&vec![0xdead_beef_u32; 2 * PROOF_ELEMENTS as usize])?;
             }
+            let start = Instant::now();
             self.run(PROOF_ELEMENTS)?;
+            took = start.elapsed();
             self.outputs.iter().map(|o| o.read()).collect()
         };
         let outputs = run().map_err(|e| e.to_string())?;
@@ -394,7 +469,7 @@ impl<'a> Exchange<'a> {
                 }
             }
         }
-        Ok(())
+        Ok(took)
     }
     fn time(&self, count: u64, rounds: u32) -> Result<Vec<Duration>> {
         self.run(count)?; // once to warm up

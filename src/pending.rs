@@ -14,38 +14,64 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A call on its way. Owns all that it needs: dropping it neither waits nor cancels.
+/// A call on its way, or a group of calls. Owns all that it needs: dropping it neither waits nor cancels.
 #[derive(Clone)]
-pub struct Pending(pub(crate) Arc<Operation>);
+pub struct Pending {
+    last: Arc<Operation>,
+    /// The others of its group, in the order in which they run.
+    before: Vec<Arc<Operation>>,
+}
 
 impl Pending {
+    pub(crate) fn of(operation: Arc<Operation>) -> Self {
+        Pending { last: operation, before: Vec::new() }
+    }
+    /// All of them as one; `None` if there is none.
+    pub(crate) fn all(mut calls: Vec<Pending>) -> Option<Self> {
+        let last = calls.pop()?;
+        Some(Pending { last: last.last, before: calls.into_iter().map(|p| p.last).collect() })
+    }
     /// Waits until every local rank's input may be overwritten and its output read. Ends with an error at the latest
     /// when the call has made no progress for the length of its deadline.
     pub fn wait(&self) -> Result<()> {
-        self.0.wait_until(None, Progress::finished).map(|_| ())
+        self.operations().try_for_each(|o| o.wait_until(None, Progress::finished).map(|_| ()))
     }
     /// The same, for so long at most; false if it was not done by then.
     pub fn wait_for(&self, timeout: Duration) -> Result<bool> {
-        self.0.wait_until(Some(self.0.clock.now() + timeout), Progress::finished)
+        self.until(self.last.clock.now() + timeout, Progress::finished)
     }
     /// Whether it is done. Does not wait.
     pub fn is_done(&self) -> Result<bool> {
-        let state = self.0.lock();
-        state.error.clone().map_or(Ok(state.finished()), Err)
+        let done = |o: &Arc<Operation>| {
+            let state = o.lock();
+            state.error.clone().map_or(Ok(state.finished()), Err)
+        };
+        self.operations().try_fold(true, |all, o| Ok(all & done(o)?))
     }
     /// Waits until the last submission of every local rank is in its queue; false if some was not by `deadline`.
     pub fn enqueued(&self, deadline: Instant) -> Result<bool> {
-        self.0.wait_until(Some(deadline), Progress::enqueued)
+        self.until(deadline, Progress::enqueued)
     }
     /// The timeline and value that `rank`'s next submission waits for, to come after this call. `None` while the last
     /// submission of the rank is held back: no queue may wait for it yet. Also `None` for a rank that there is not.
     pub fn point(&self, rank: u32) -> Option<Point> {
-        let (point, state) = (*self.0.points.get(rank as usize)?, self.0.lock());
-        (state.unsubmitted[rank as usize] == 0).then_some(point)
+        let point = *self.last.points.get(rank as usize)?;
+        self.operations().all(|o| o.lock().unsubmitted[rank as usize] == 0).then_some(point)
     }
-    /// How it is done.
+    /// How it is done; of a group, its last call.
     pub fn report(&self) -> &Report {
-        &self.0.report
+        &self.last.report
+    }
+    fn operations(&self) -> impl Iterator<Item = &Arc<Operation>> {
+        self.before.iter().chain([&self.last])
+    }
+    fn until(&self, deadline: Instant, reached: fn(&Progress) -> bool) -> Result<bool> {
+        for operation in self.operations() {
+            if !operation.wait_until(Some(deadline), reached)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 }
 

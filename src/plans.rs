@@ -2,7 +2,7 @@
 pub(crate) use crate::schedule::Chunking;
 use crate::{
     execute::Plan,
-    schedule::{Algorithm, Shape, build, lower},
+    schedule::{Algorithm, Shape, build, build_narrow, lower},
 };
 use std::{
     collections::HashMap,
@@ -18,6 +18,16 @@ struct Key {
     shape: Shape,
     algorithm: Algorithm,
     chunking: Chunking,
+    form: Form,
+}
+
+/// What else a plan depends on.
+#[derive(Clone, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Form {
+    /// Whether elements are narrower in staging than in the callers' memory.
+    pub narrow: bool,
+    /// The ranks whose kernels keep off the caller's memory. Empty: none.
+    pub staged: Vec<bool>,
 }
 
 #[derive(Default)]
@@ -37,15 +47,17 @@ impl Plans {
         shape: &Shape,
         algorithm: Algorithm,
         chunking: Chunking,
+        form: &Form,
     ) -> Option<Arc<Plan>> {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         kept.uses += 1;
-        let (uses, key) = (kept.uses, Key { shape: shape.clone(), algorithm, chunking });
+        let (uses, key) = (kept.uses, Key { shape: shape.clone(), algorithm, chunking, form: form.clone() });
         if let Some((used, plan)) = kept.plans.get_mut(&key) {
             *used = uses;
             return Some(plan.clone());
         }
-        let schedule = lower::lower(&build(shape, algorithm, chunking)?, links);
+        let logical = if form.narrow { build_narrow } else { build }(shape, algorithm, chunking)?;
+        let schedule = lower::lower_staged(&logical, links, &form.staged);
         let chunks = if chunking.chunk == 0 { shape.count.min(1) } else { shape.count.div_ceil(chunking.chunk) };
         let plan = Arc::new(Plan::new(schedule, algorithm, chunks));
         if kept.plans.len() >= KEPT {

@@ -10,7 +10,7 @@ use crate::{
     span::Span,
 };
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -34,6 +34,8 @@ pub struct Record {
     pub submissions: HashMap<(Actor, u64), SubmissionRecord>,
     /// What an imported buffer is a view of.
     pub aliases: HashMap<BufferId, BufferId>,
+    /// What stands in for ranks that contribute nothing.
+    pub neutral: HashSet<BufferId>,
 }
 
 /// One call.
@@ -47,6 +49,8 @@ pub struct CallRecord {
     pub algorithm: Algorithm,
     /// Each rank's input and output; in place, twice the one span.
     pub spans: Vec<(Span, Span)>,
+    /// Which ranks contribute nothing; empty: all do something.
+    pub absent: Vec<bool>,
     /// Its submissions of each actor: the first value of the actor's timeline, and how many there are.
     pub values: Vec<(u64, u32)>,
 }
@@ -56,6 +60,8 @@ pub struct CallRecord {
 pub struct SubmissionRecord {
     /// What was prepared for it.
     pub ops: Vec<Op>,
+    /// How many times longer an element is in the caller's memory than in staging.
+    pub widening: u64,
     /// The waits that were enforced before it: actors and values. `None`: it was never submitted.
     pub waits: Option<Vec<(Actor, u64)>>,
 }
@@ -70,10 +76,17 @@ impl Trace {
     }
     pub(crate) fn call(&self, call: &Checked, algorithm: Algorithm, values: Vec<(u64, u32)>) {
         let spans = call.ranks.iter().map(|r| (r.input.clone(), r.output.clone())).collect();
-        self.lock().calls.push(CallRecord { shape: call.shape.clone(), dtype: call.dtype, algorithm, spans, values });
+        let (shape, dtype, absent) = (call.shape.clone(), call.dtype, call.absent.clone());
+        self.lock().calls.push(CallRecord { shape, dtype, algorithm, spans, absent, values });
     }
-    pub(crate) fn prepared(&self, actor: Actor, value: u64, ops: &[Op]) {
-        self.lock().submissions.entry((actor, value)).or_default().ops = ops.to_vec();
+    /// `ops`: with the ranges that are meant, before they are made as long as what the device writes.
+    pub(crate) fn prepared(&self, actor: Actor, value: u64, ops: Vec<Op>, widening: u64) {
+        let mut record = self.lock();
+        let submission = record.submissions.entry((actor, value)).or_default();
+        (submission.ops, submission.widening) = (ops, widening);
+    }
+    pub(crate) fn neutral(&self, buffer: Option<BufferId>) {
+        self.lock().neutral.extend(buffer);
     }
     pub(crate) fn submitted(&self, actor: Actor, value: u64, waits: &[(usize, u64)]) {
         let waits = waits.iter().map(|&(a, v)| (a as Actor, v)).collect();
@@ -131,7 +144,7 @@ impl Record {
 struct Build<'a> {
     record: &'a Record,
     program: Program,
-    ids: HashMap<BufferId, MemoryId>,
+    ids: HashMap<(BufferId, u64), MemoryId>,
 }
 
 impl Build<'_> {
@@ -154,8 +167,18 @@ impl Build<'_> {
                 Op::Acquire { .. } | Op::Release { .. } => continue,
             };
             let (sources, stores) = op.accesses();
-            let mut extents = |ranges: &[Range]| ranges.iter().map(|r| self.extent(*r)).collect();
-            work.push(Work { kind, group, srcs: extents(sources), dsts: extents(stores) });
+            // Where staging is narrow, only kernels touch the caller's memory, and say which range is which.
+            let wire = match op {
+                Op::Kernel(k) => k.wire.as_ref(),
+                _ => None,
+            };
+            let copies = matches!(op, Op::Copy { .. });
+            let mut extents = |ranges: &[Range], narrow: Option<&Vec<bool>>| {
+                let times = |i: usize| if copies || narrow.is_some_and(|n| n[i]) { submission.widening } else { 1 };
+                ranges.iter().enumerate().map(|(i, r)| self.extent(*r, times(i))).collect()
+            };
+            let srcs = extents(sources, wire.map(|w| &w.sources));
+            work.push(Work { kind, group, srcs, dsts: extents(stores, wire.map(|w| &w.stores)) });
         }
         let waits = submission.waits.iter().flatten();
         let after = waits.filter_map(|wait| index.get(wait).copied()).collect();
@@ -169,24 +192,30 @@ impl Build<'_> {
             let (input, output) = &call.spans[rank as usize];
             let mut ranges = Vec::new();
             (if memory.output { output } else { input }).ranges(start * unit, len * unit, &mut ranges);
-            ranges.into_iter().map(|r| self.extent(r)).collect()
+            ranges.into_iter().map(|r| self.extent(r, 1)).collect()
         };
         let ranks = 0..call.shape.ranks;
-        let inputs = ranks.clone().map(|r| memory(r, Place::Input(r), call.shape.input_len(r))).collect();
+        let present = |r: u32| call.absent.get(r as usize) != Some(&true);
+        let input = |r| if present(r) { memory(r, Place::Input(r), call.shape.input_len(r)) } else { Vec::new() };
+        let inputs = ranks.clone().map(input).collect();
         let outputs = ranks.map(|r| memory(r, Place::Output(r), call.shape.output_len(r))).collect();
         let order = if call.algorithm.in_rank_order() { FoldOrder::Rank } else { FoldOrder::Any };
         Call { shape: call.shape.clone(), unit, order, inputs, outputs }
     }
-    /// The range in the memory that it is a view of.
-    fn extent(&mut self, range: Range) -> Extent {
+    /// The range in the memory that it is a view of, `times` as long: so one element has as many units wherever it
+    /// lies. Memory is another one with each factor: calls of unlike wire types are proven each for itself.
+    fn extent(&mut self, range: Range, times: u64) -> Extent {
         let owner = *self.record.aliases.get(&range.buffer).unwrap_or(&range.buffer);
         let memories = &mut self.program.memories;
-        let memory = *self.ids.entry(owner).or_insert_with(|| {
+        let neutral = &mut self.program.neutral;
+        let memory = *self.ids.entry((owner, times)).or_insert_with(|| {
             memories.push(Memory { name: format!("buffer {} of {}", owner.index, owner.device), len: 0 });
-            MemoryId(memories.len() as u32 - 1)
+            let id = MemoryId(memories.len() as u32 - 1);
+            neutral.extend(self.record.neutral.contains(&owner).then_some(id));
+            id
         });
         let len = &mut memories[memory.0 as usize].len;
-        *len = (*len).max(range.end());
-        Extent { memory, start: range.offset, len: range.size }
+        *len = (*len).max(range.end() * times);
+        Extent { memory, start: range.offset * times, len: range.size * times }
     }
 }

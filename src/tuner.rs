@@ -1,12 +1,12 @@
 //! Which algorithm, and how long a message is cut: by the cost model, from measured latency and bandwidth.
 use crate::{
     call::Checked,
-    contract::{Device, ReduceOp},
+    contract::{DataType, Device, ReduceOp},
     execute::Plan,
     link::Link,
-    plans::{Chunking, Plans},
+    plans::{Chunking, Form, Plans},
     schedule::{
-        Algorithm, Collective, Path, algorithms,
+        Algorithm, Collective, Path, Schedule, Shape, algorithms, build,
         cost::{self, Model, Speed},
         lower,
     },
@@ -15,6 +15,7 @@ use crate::{
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, OnceLock, PoisonError},
+    thread,
 };
 
 /// Bytes that all ranks' data of a chunk has at most, up to [`CHUNKS`] chunks a message: then chunks grow.
@@ -22,6 +23,9 @@ const CHUNK: u64 = 512 << 10;
 const CHUNKS: u64 = 128;
 /// Chunks that lie between a push and the step that needs it: from 2 on a hop hides behind a chunk.
 const DISTANCE: u32 = 2;
+/// The range of [`Tuner::switch_points`].
+pub(crate) const LEAST_BYTES: u64 = 4;
+const MOST_BYTES: u64 = 256 << 20;
 /// A hop is never free, however it was measured.
 const LEAST_HOP: f64 = 1e-6;
 
@@ -39,6 +43,8 @@ struct Choice {
     collective: Collective,
     in_place: bool,
     any_order: bool,
+    form: Form,
+    element: u64,
     bytes: u64,
 }
 
@@ -49,11 +55,15 @@ impl Tuner {
         let worker = match WORKER.get() {
             Some(speed) => *speed,
             None => *WORKER.get_or_init({
-                let speed = speed::measure(worker)?;
+                let speed = speed::one(worker)?;
                 move || speed
             }),
         };
         let n = ranks.len();
+        // The host workers share the host's cores.
+        let cores = thread::available_parallelism().map_or(1.0, |cores| cores.get() as f64);
+        let share = (cores / n as f64).min(1.0);
+        let worker = Speed { copy: worker.copy * share, reduce: worker.reduce * share, ..worker };
         // Of each rank, the latency of a hop: the mean over its links of what is left without the submissions.
         let mut hop = vec![(LEAST_HOP, 1.0); n];
         for link in links {
@@ -77,48 +87,79 @@ impl Tuner {
         call: &Checked,
         forced: Option<Algorithm>,
     ) -> Option<Arc<Plan>> {
-        let plan = |algorithm| plans.get(links, &call.shape, algorithm, chunking(call));
+        let element = call.dtype.size();
+        let form = call.form();
+        let plan = |algorithm| plans.get(links, &call.shape, algorithm, chunking(&call.shape, element), &form);
         if let Some(algorithm) = forced {
             return plan(algorithm);
         }
         let choice = Choice {
             collective: call.shape.collective.clone(),
             in_place: call.shape.in_place,
-            any_order: any_order(call),
+            any_order: any_order(call.op, call.dtype) && !call.in_rank_order(),
+            form: form.clone(),
+            element,
             bytes: call.bytes().next_power_of_two(),
         };
         let mut chosen = self.chosen.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(algorithm) = chosen.get(&choice) {
             return plan(*algorithm);
         }
-        let candidates = algorithms(&call.shape.collective).iter().filter(|a| choice.any_order || a.in_rank_order());
-        let priced = candidates.filter_map(|a| plan(*a)).map(|p| (self.cost(&p, call), p));
+        let candidates = candidates(&call.shape.collective, choice.any_order);
+        let priced = candidates.filter_map(plan).map(|p| (self.cost(&p.schedule, element), p));
         let (_, best) = priced.min_by(|a, b| a.0.total_cmp(&b.0))?;
         chosen.insert(choice, best.algorithm);
         Some(best)
     }
-    /// Seconds that a plan takes.
-    pub fn cost(&self, plan: &Plan, call: &Checked) -> f64 {
-        let model = Model { element: call.dtype.size(), speeds: self.speeds.clone(), hops: self.hops.clone() };
-        cost::cost(&plan.schedule, &model)
+    /// From how many bytes on which algorithm is the cheapest, out of place.
+    pub fn switch_points(
+        &self,
+        links: &lower::Links,
+        collective: &Collective,
+        op: Option<ReduceOp>,
+        dtype: DataType,
+    ) -> Vec<(u64, Algorithm)> {
+        let element = dtype.size();
+        let mut points: Vec<(u64, Algorithm)> = Vec::new();
+        for bytes in (LEAST_BYTES.ilog2()..=MOST_BYTES.ilog2()).map(|power| 1_u64 << power) {
+            let count = bytes.div_ceil(element);
+            let shape = Shape { collective: collective.clone(), ranks: links.ranks, count, in_place: false };
+            let priced = candidates(collective, any_order(op, dtype)).filter_map(|algorithm| {
+                let schedule = lower::lower(&build(&shape, algorithm, chunking(&shape, element))?, links);
+                Some((self.cost(&schedule, element), algorithm))
+            });
+            let Some((_, best)) = priced.min_by(|a, b| a.0.total_cmp(&b.0)) else { continue };
+            if points.last().is_none_or(|(_, last)| *last != best) {
+                points.push((bytes, best));
+            }
+        }
+        points
+    }
+    /// Seconds that a lowered schedule takes.
+    fn cost(&self, schedule: &Schedule, element: u64) -> f64 {
+        cost::cost(schedule, &Model { element, speeds: self.speeds.clone(), hops: self.hops.clone() })
     }
 }
 
-/// Whether the order of the fold does not show in the bits.
-fn any_order(call: &Checked) -> bool {
-    call.op.is_none_or(|op| matches!(op, ReduceOp::Min | ReduceOp::Max) || !call.dtype.is_float())
+/// The algorithms to choose from.
+fn candidates(collective: &Collective, any_order: bool) -> impl Iterator<Item = Algorithm> {
+    algorithms(collective).iter().copied().filter(move |a| any_order || a.in_rank_order())
 }
 
-fn chunking(call: &Checked) -> Chunking {
-    let shape = &call.shape;
+/// Whether the order of the fold does not show in the bits.
+fn any_order(op: Option<ReduceOp>, dtype: DataType) -> bool {
+    op.is_none_or(|op| matches!(op, ReduceOp::Min | ReduceOp::Max) || !dtype.is_float())
+}
+
+fn chunking(shape: &Shape, element: u64) -> Chunking {
     let blocks = match shape.collective {
         Collective::AllReduce | Collective::Broadcast { .. } | Collective::Reduce { .. } => 1,
         _ => u64::from(shape.ranks),
     };
     let bytes = match &shape.collective {
-        Collective::SendRecv(list) => list.iter().map(|t| t.count).max().unwrap_or(0) * call.dtype.size(),
-        _ => call.bytes() * blocks,
+        Collective::SendRecv(list) => list.iter().map(|t| t.count).max().unwrap_or(0) * element,
+        _ => shape.count * element * blocks,
     };
-    let chunk = CHUNK.max(bytes.div_ceil(CHUNKS)) / blocks / call.dtype.size();
+    let chunk = CHUNK.max(bytes.div_ceil(CHUNKS)) / blocks / element;
     if bytes <= CHUNK { Chunking::WHOLE } else { Chunking { chunk: chunk.next_multiple_of(64), distance: DISTANCE } }
 }

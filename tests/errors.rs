@@ -109,18 +109,63 @@ fn overlapping_output() {
 }
 
 #[test]
-fn unknown_pair_or_type() {
+fn options_that_make_no_sense() {
     let w = World::new();
-    let wide = |w: &World| -> Vec<Span> {
-        w.buffers.iter().map(|b| Span { dtype: DataType::F64, ..b.slice(0, 4) }).collect()
+    let as_f32 =
+        |w: &World| -> Vec<Span> { w.buffers.iter().map(|b| Span { dtype: DataType::F32, ..b.slice(0, 4) }).collect() };
+    let scaled = |spans: Vec<Span>| spans.into_iter().map(|s| Part::in_place(s).scale(0.5)).collect::<Vec<_>>();
+    let absent = |spans: Vec<Span>| spans.into_iter().map(|s| Part::in_place(s).absent()).collect::<Vec<_>>();
+    let e = w.refuses(|w| w.comm.all_reduce(scaled(w.spans()), ReduceOp::Sum));
+    assert_error!(e, Error::Option { what: "a scale", .. }, "sum of u32");
+    let e = w.refuses(|w| w.comm.all_reduce(scaled(as_f32(w)), ReduceOp::Max));
+    assert_error!(e, Error::Option { what: "a scale", .. }, "max of f32");
+    let e = w.refuses(|w| w.comm.broadcast(scaled(as_f32(w)), 0));
+    assert_error!(e, Error::Option { what: "a scale", .. }, "broadcast");
+    for algorithm in [Algorithm::Ring, Algorithm::Tree] {
+        let e = w.refuses(|w| {
+            let call = w.comm.call(Collective::AllReduce, Some(ReduceOp::Sum), scaled(as_f32(w)));
+            call.algorithm(Some(algorithm)).start()
+        });
+        assert_error!(e, Error::Option { what: "a scale", .. }, algorithm.name(), "one-shot");
+    }
+    let e = w.refuses(|w| w.comm.broadcast(absent(w.spans()), 0));
+    assert_error!(e, Error::Option { what: "an absent rank", .. }, "broadcast");
+    let wired = |w: &World, spans: Vec<Span>, wire| {
+        w.comm.call(Collective::AllReduce, Some(ReduceOp::Sum), spans).wire(Some(wire)).start()
     };
-    let e = w.refuses(|w| w.comm.all_reduce(wide(w), ReduceOp::Sum));
-    assert_error!(e, Error::UnknownPair { op: ReduceOp::Sum, dtype: DataType::F64, .. }, "sum of f64", "f32");
-    let e = w.refuses(|w| w.comm.all_gather(w.buffers.iter().map(|b| {
-        let b = Span { dtype: DataType::F64, ..b.span() };
-        Part::new(b.slice(0, 1), b.slice(1, 3))
-    })));
-    assert_error!(e, Error::UnknownType { dtype: DataType::F64 }, "f64");
+    let e = w.refuses(|w| wired(w, w.spans(), DataType::Bf16));
+    assert_error!(e, Error::Option { what: "a wire type", .. }, "u32");
+    let e = w.refuses(|w| wired(w, as_f32(w), DataType::I8));
+    assert_error!(e, Error::Option { what: "a wire type", .. }, "i8", "bf16");
+    let e = w.refuses(|w| {
+        let call = w.comm.call(Collective::AllReduce, Some(ReduceOp::Sum), as_f32(w)).wire(Some(DataType::F16));
+        call.algorithm(Some(Algorithm::Ring)).start()
+    });
+    assert_error!(e, Error::Option { what: "a wire type", .. }, "ring");
+}
+
+#[test]
+fn groups_are_checked_before_anything_starts() {
+    let w = World::new();
+    let part = |w: &World, start, count| w.buffers.iter().map(|b| b.slice(start, count)).collect::<Vec<_>>();
+    let e = w.refuses(|w| {
+        let good = w.comm.call(Collective::AllReduce, Some(ReduceOp::Sum), part(w, 0, 4));
+        let bad = w.comm.call(Collective::AllReduce, Some(ReduceOp::Sum), part(w, 4, 4).into_iter().take(2));
+        w.comm.group([good, bad])
+    });
+    assert_error!(e, Error::Parts { got: 2, want: 3 }, "2 parts");
+    let e = w.refuses(|w| {
+        let good = w.comm.call(Collective::AllReduce, Some(ReduceOp::Sum), part(w, 0, 4));
+        let bad = w.comm.call(Collective::AllGather, None, part(w, 4, 6)).algorithm(Some(Algorithm::Tree));
+        w.comm.group([good, bad])
+    });
+    assert_error!(e, Error::NoAlgorithm { .. }, "all_gather");
+    let e = w.refuses(|w| {
+        let one = w.comm.call(Collective::AllReduce, Some(ReduceOp::Sum), part(w, 0, 4));
+        let other = w.comm.call(Collective::AllReduce, Some(ReduceOp::Max), part(w, 3, 4));
+        w.comm.group([one, other])
+    });
+    assert_error!(e, Error::Overlap { .. }, "call 0", "call 1");
 }
 
 #[test]
@@ -183,9 +228,7 @@ fn roots_algorithms_and_missing_spans() {
     let messages = [Transfer { from: 0, to: 9, count: 1 }];
     let e = w.refuses(|w| w.comm.send_recv(w.spans(), &messages));
     assert_error!(e, Error::Root { root: 9, .. }, "9");
-    let e = w.refuses(|w| {
-        w.comm.call(Collective::AllToAll, None, &w.buffers).algorithm(Some(Algorithm::Tree)).start()
-    });
+    let e = w.refuses(|w| w.comm.call(Collective::AllToAll, None, &w.buffers).algorithm(Some(Algorithm::Tree)).start());
     assert_error!(e, Error::NoAlgorithm { algorithm: Algorithm::Tree, .. }, "one-shot");
     let e = w.refuses(|w| w.comm.all_reduce(w.spans().into_iter().map(Part::input), ReduceOp::Sum));
     assert_error!(e, Error::Missing { rank: 0, what: "output", .. }, "no output");

@@ -3,7 +3,7 @@
 mod forms;
 
 use allhands::schedule::{
-    Chunking, Collective, Schedule, algorithms, build,
+    Chunking, Collective, Schedule, algorithms, build, build_narrow,
     check::{Fault, FoldOrder, Gate, Sequence},
     simulate::{Op, simulate},
 };
@@ -29,8 +29,11 @@ fn prove(name: &str, make: impl Fn(u32, u64, u32) -> Vec<Collective>) {
                     for (&algorithm, &in_place) in product(algorithms(&collective), in_place(&collective)) {
                         let shape = shape(collective.clone(), n, count, in_place);
                         let logical = build(&shape, algorithm, chunking).expect("algorithms() lists it");
-                        for form in Form::ALL {
-                            let schedule = form.of(&logical);
+                        let narrow = build_narrow(&shape, algorithm, chunking).expect("algorithms() lists it");
+                        // What converts on the way is like the rest but for the kinds of its actions.
+                        let all = Form::ALL.into_iter().map(|form| (form, &logical));
+                        for (form, logical) in all.chain([(Form::Mixed, &narrow)]) {
+                            let schedule = form.of(logical);
                             schedules += 1;
                             for banks in 1..=if n <= 5 { 4 } else { 2 } {
                                 let calls = banks + 2;

@@ -12,6 +12,8 @@ use std::ops::Range;
 pub struct Speed {
     /// Seconds from a submit to the start of its work.
     pub submit: f64,
+    /// Seconds that a fold takes whatever its length.
+    pub launch: f64,
     /// Bytes a second that a copy stores: to all its destinations, taken together.
     pub copy: f64,
     /// Bytes a second that a fold reads: from all its sources, taken together.
@@ -44,7 +46,7 @@ impl Model {
             let bytes = (action.len() * self.element) as f64;
             match action {
                 Action::Copy { dsts, .. } => copies += bytes * dsts.len() as f64 / speed.copy,
-                Action::Reduce { srcs, .. } => folds += bytes * srcs.len() as f64 / speed.reduce,
+                Action::Reduce { srcs, .. } => folds += speed.launch + bytes * srcs.len() as f64 / speed.reduce,
             }
         }
         if speed.overlap { copies.max(folds) } else { copies + folds }
@@ -113,8 +115,8 @@ pub fn timeline(schedule: &Schedule, model: &Model) -> Timeline {
 mod tests {
     use super::*;
 
-    const RANK: Speed = Speed { submit: 10.0, copy: 100.0, reduce: 200.0, overlap: true };
-    const WORKER: Speed = Speed { submit: 1.0, copy: 400.0, reduce: 400.0, overlap: false };
+    const RANK: Speed = Speed { submit: 10.0, launch: 0.0, copy: 100.0, reduce: 200.0, overlap: true };
+    const WORKER: Speed = Speed { submit: 1.0, launch: 0.0, copy: 400.0, reduce: 400.0, overlap: false };
 
     fn one_shot(path: Path) -> f64 {
         let shape = Shape { collective: Collective::AllReduce, ranks: 2, count: 1000, in_place: false };
@@ -128,6 +130,17 @@ mod tests {
         let (publish, reduce) = (10.0 + 40.0, 10.0 + 40.0);
         assert_eq!(one_shot(Path::SharedHost), publish + 3.0 + reduce);
         assert_eq!(one_shot(Path::Copied), publish + 3.0 + (1.0 + 10.0) + 3.0 + reduce);
+    }
+
+    #[test]
+    fn a_fold_has_to_be_launched() {
+        let at = |launch| {
+            let shape = Shape { collective: Collective::AllReduce, ranks: 2, count: 1000, in_place: false };
+            let schedule = build(&shape, Algorithm::OneShot, Chunking::WHOLE).unwrap();
+            let schedule = lower::lower(&schedule, &lower::Links::uniform(2, Path::SharedHost, true, 8));
+            cost(&schedule, &Model::uniform(2, 4, Speed { launch, ..RANK }, WORKER, 3.0))
+        };
+        assert_eq!(at(5.0), at(0.0) + 5.0);
     }
 
     #[test]

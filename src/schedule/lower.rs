@@ -57,6 +57,15 @@ impl Links {
 /// # Panics
 /// If `links` are of another number of ranks.
 pub fn lower(schedule: &Schedule, links: &Links) -> Schedule {
+    lower_staged(schedule, links, &[])
+}
+
+/// The same where the kernels of some ranks, those that `staged` says, keep off the caller's memory: it starts or ends
+/// amid one of the units that they write. Only copies touch it then.
+///
+/// # Panics
+/// If `links` are of another number of ranks.
+pub fn lower_staged(schedule: &Schedule, links: &Links, staged: &[bool]) -> Schedule {
     assert_eq!(schedule.shape.ranks, links.ranks, "links of another number of ranks");
     if schedule.shape.collective == Collective::Barrier {
         return schedule.clone();
@@ -65,7 +74,7 @@ pub fn lower(schedule: &Schedule, links: &Links) -> Schedule {
     let flows = flows(schedule, &order);
     let shared = links.all_shared();
     let mut lowering =
-        Lowering { schedule, links, shared, slots: Vec::new(), replicas: HashMap::new(), works: Vec::new() };
+        Lowering { schedule, links, staged, shared, slots: Vec::new(), replicas: HashMap::new(), works: Vec::new() };
     for &id in &order {
         let actions = &schedule.steps[id.actor as usize][id.index as usize].actions;
         if id.actor < links.ranks {
@@ -165,6 +174,7 @@ enum Replica {
 struct Lowering<'a> {
     schedule: &'a Schedule,
     links: &'a Links,
+    staged: &'a [bool],
     shared: bool,
     slots: Vec<Slot>,
     replicas: HashMap<Replica, u32>,
@@ -265,6 +275,7 @@ impl Lowering<'_> {
             steps.resize_with(steps.len().max(index + 1), Vec::new);
             steps[index].push(action);
         };
+        let staged = self.staged.get(rank as usize) == Some(&true);
         let mut used = 0;
         let mut scratch = |this: &mut Self, len: u64| {
             let start = used;
@@ -280,7 +291,13 @@ impl Lowering<'_> {
             let mut srcs = Vec::new();
             for source in action.sources() {
                 let Some(slot) = slot_of(source) else {
-                    srcs.push(*source);
+                    let mut region = *source;
+                    if fold && staged {
+                        region = scratch(self, source.len);
+                        put(0, Action::Copy { src: *source, dsts: vec![region] });
+                        first = 1;
+                    }
+                    srcs.push(region);
                     continue;
                 };
                 let mut from = self.target(slot, rank);
@@ -305,7 +322,7 @@ impl Lowering<'_> {
             let mut stores = Stores::default();
             for (d, dst) in action.destinations().iter().enumerate() {
                 let Some(slot) = slot_of(dst) else {
-                    if fold {
+                    if fold && !staged {
                         direct.push(*dst)
                     } else {
                         stores.add(0..dst.len, *dst)

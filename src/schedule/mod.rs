@@ -24,7 +24,7 @@ pub mod simulate;
 mod tree;
 mod two_shot;
 
-pub use pipeline::{Chunking, build};
+pub use pipeline::{Chunking, build, build_narrow};
 
 /// A rank (`actor < ranks`), or the host worker of rank `actor - ranks`.
 pub type Actor = u32;
@@ -450,11 +450,13 @@ impl Shape {
 }
 
 /// Block `b` of `len` elements in `n`: its first element and its length. Sizes are near equal; borders are multiples
-/// of 64 elements where each block has at least as many.
+/// of 64 elements where each block has at least as many, else of 4: so blocks of the narrowest type are whole words,
+/// but for the end.
 pub fn block(len: u64, n: u32, b: u32) -> (u64, u64) {
-    let unit = if len >= 64 * u64::from(n) { 64 } else { 1 };
+    let unit = if len >= 64 * u64::from(n) { 64 } else { 4 };
     // The nearest unit, so that the last block does not get all that is left over.
-    let border = |b: u32| if b == n { len } else { (len * u64::from(b) / u64::from(n) + unit / 2) / unit * unit };
+    let border =
+        |b: u32| if b == n { len } else { ((len * u64::from(b) / u64::from(n) + unit / 2) / unit * unit).min(len) };
     (border(b), border(b + 1) - border(b))
 }
 
@@ -469,8 +471,9 @@ mod tests {
                 let blocks: Vec<_> = (0..n).map(|b| block(len, n, b)).collect();
                 assert!(blocks.windows(2).all(|w| w[0].0 + w[0].1 == w[1].0), "{len} in {n}");
                 assert_eq!((blocks[0].0, blocks[n as usize - 1].0 + blocks[n as usize - 1].1), (0, len));
-                let unit = if len >= 64 * u64::from(n) { 64 } else { 1 };
-                assert!(blocks.iter().all(|b| b.0 % unit == 0 && b.1.abs_diff(len / u64::from(n)) <= unit));
+                let unit = if len >= 64 * u64::from(n) { 64 } else { 4 };
+                let aligned = |start: u64| start % unit == 0 || start == len;
+                assert!(blocks.iter().all(|b| aligned(b.0) && b.1.abs_diff(len / u64::from(n)) <= unit));
             }
         }
     }

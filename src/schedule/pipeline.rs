@@ -22,6 +22,17 @@ impl Chunking {
 /// logical: [`lower::lower`] makes it fit for a machine. A single rank has nothing to exchange: every algorithm but
 /// [`Algorithm::Host`] is then the same.
 pub fn build(shape: &Shape, algorithm: Algorithm, chunking: Chunking) -> Option<Schedule> {
+    draft(shape, algorithm, chunking, false)
+}
+
+/// The same for elements that are narrower in staging than in the caller's memory: what a copy would move from or to
+/// the caller's memory is a fold of one source, which converts. In place too, where `build` leaves alone what lies
+/// where it should: there it is rounded.
+pub fn build_narrow(shape: &Shape, algorithm: Algorithm, chunking: Chunking) -> Option<Schedule> {
+    draft(shape, algorithm, chunking, true)
+}
+
+fn draft(shape: &Shape, algorithm: Algorithm, chunking: Chunking, narrow: bool) -> Option<Schedule> {
     if !algorithms(&shape.collective).contains(&algorithm) {
         return None;
     }
@@ -39,7 +50,9 @@ pub fn build(shape: &Shape, algorithm: Algorithm, chunking: Chunking) -> Option<
     let chunk = if chunking.chunk == 0 { total } else { chunking.chunk.min(total) };
     let parts = (0..total.checked_div(chunk).map_or(0, |_| total.div_ceil(chunk)))
         .map(|k| Part { start: k * chunk, len: chunk.min(total - k * chunk) });
-    Some(pipeline(shape, parts.map(|part| steps(shape, part)).collect(), chunking.distance.max(1)))
+    let mut drafts: Vec<Draft<'_>> = parts.map(|part| steps(shape, part)).collect();
+    drafts.iter_mut().for_each(if narrow { Draft::convert } else { Draft::leave_alone });
+    Some(pipeline(shape, drafts, chunking.distance.max(1)))
 }
 
 /// The elements of `count` that a chunk covers: of each block, where the collective has blocks.
@@ -66,15 +79,33 @@ impl<'a> Draft<'a> {
         self.slots.push(Slot { owner, home, len, offset: 0 });
         Place::Slot(self.slots.len() as u32 - 1)
     }
-    /// A copy, without the destinations that are the source: in place, a block may already lie where it should.
-    pub fn copy(&mut self, level: u32, actor: Actor, src: Region, mut dsts: Vec<Region>) {
-        let at = |region| self.shape.physical(region);
-        dsts.retain(|dst| at(*dst).is_none() || at(*dst) != at(src));
+    /// A copy.
+    pub fn copy(&mut self, level: u32, actor: Actor, src: Region, dsts: Vec<Region>) {
         self.push(level, actor, Action::Copy { src, dsts });
     }
     /// A fold.
     pub fn reduce(&mut self, level: u32, actor: Actor, srcs: Vec<Region>, dsts: Vec<Region>, finish: bool) {
         self.push(level, actor, Action::Reduce { srcs, dsts, finish });
+    }
+    /// Leaves out destinations that are the source: in place, a block may already lie where it should.
+    fn leave_alone(&mut self) {
+        let at = |region: &Region| self.shape.physical(*region);
+        for (_, _, action) in &mut self.moves {
+            if let Action::Copy { src, dsts } = action {
+                dsts.retain(|dst| at(dst).is_none() || at(dst) != at(src));
+            }
+        }
+        self.moves.retain(|(_, _, action)| !action.destinations().is_empty());
+    }
+    /// Makes folds of one source of the copies that touch the caller's memory.
+    fn convert(&mut self) {
+        for (_, _, action) in &mut self.moves {
+            if let Action::Copy { src, dsts } = action
+                && std::iter::once(&*src).chain(&*dsts).any(|r| !matches!(r.place, Place::Slot(_)))
+            {
+                *action = Action::Reduce { srcs: vec![*src], dsts: std::mem::take(dsts), finish: false };
+            }
+        }
     }
     fn push(&mut self, level: u32, actor: Actor, action: Action) {
         if !action.is_empty() && !action.destinations().is_empty() {

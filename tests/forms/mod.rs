@@ -3,7 +3,7 @@
 use allhands::schedule::{
     Algorithm, Collective, Path, Schedule, Shape, Transfer,
     check::FoldOrder,
-    lower::{Links, lower},
+    lower::{Links, lower, lower_staged},
 };
 use std::sync::Arc;
 
@@ -16,11 +16,13 @@ pub enum Form {
     Shared,
     Peer,
     Mixed,
+    /// As `Mixed`, but some ranks' kernels keep off the caller's memory.
+    Staged,
 }
 
 impl Form {
-    pub const ALL: [Form; 6] =
-        [Form::Logical, Form::CopiedMapped, Form::CopiedUnmapped, Form::Shared, Form::Peer, Form::Mixed];
+    pub const ALL: [Form; 7] =
+        [Form::Logical, Form::CopiedMapped, Form::CopiedUnmapped, Form::Shared, Form::Peer, Form::Mixed, Form::Staged];
 
     pub fn of(self, logical: &Schedule) -> Schedule {
         let n = logical.shape.ranks;
@@ -33,6 +35,7 @@ impl Form {
             Form::Shared => lower(logical, &uniform(Path::SharedHost, true)),
             Form::Peer => lower(logical, &uniform(Path::Peer, false)),
             Form::Mixed => lower(logical, &mixed(n)),
+            Form::Staged => lower_staged(logical, &mixed(n), &(0..n).map(|r| r % 4 < 2).collect::<Vec<_>>()),
         }
     }
 }

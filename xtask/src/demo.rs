@@ -89,11 +89,11 @@ impl Ground {
 
     fn run(&self, program: &Path, arguments: &[&str]) -> Result<bool, String> {
         let mut command = Command::new(program);
+        command.args(arguments);
         if let Some(environment) = &self.environment {
-            environment.apply(&mut command);
+            command = environment.apply(command);
         }
-        let status =
-            command.args(arguments).status().map_err(|e| format!("{} could not be started: {e}", program.display()))?;
+        let status = command.status().map_err(|e| format!("{} could not be started: {e}", program.display()))?;
         if !status.success() {
             println!("`allhands {}` ended with {status}", arguments.join(" "));
         }

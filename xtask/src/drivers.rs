@@ -1,16 +1,16 @@
 //! Software drivers for machines that have none: unpacked below the target directory, never installed.
 //!
-//! A [`Driver`] is data: the packages that hold it and the environment in which a process finds it. Another one is
-//! another constant, with a few lines that say where its files lie.
+//! A [`Driver`] is data: the packages that hold it and the environment in which a process finds it. [`known`] lists them;
+//! another one is another constant there, with a few lines that say where its files lie.
 
-mod tree;
+mod environment;
+mod known;
+pub mod tree;
 
-use std::collections::BTreeMap;
-use std::ffi::OsString;
-use std::fs;
-use std::os::unix::fs::PermissionsExt;
+pub use environment::Environment;
+pub use known::*;
+
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use tree::Tree;
 
 /// Set to `none`, this variable makes every driver unobtainable, and hides those that the machine has.
@@ -20,66 +20,46 @@ pub const SWITCH: &str = "ALLHANDS_DRIVERS";
 pub struct Driver {
     /// What the command line and the reports call it.
     pub name: &'static str,
-    packages: &'static [&'static str],
-    environment: fn(&Tree, &mut Environment) -> Result<(), String>,
+    /// One line for a reader.
+    pub what: &'static str,
+    parts: &'static [Part],
+    environment: fn(&Trees, &mut Environment) -> Result<(), String>,
 }
 
-/// Mesa's software Vulkan driver, of the machine's own release.
-pub const LLVMPIPE: Driver = Driver {
-    name: "llvmpipe",
-    packages: &["mesa-vulkan-drivers", "libvulkan1"],
-    environment: |tree, environment| {
-        tree.library("libvulkan.so.1")?;
-        environment.vulkan_driver(&tree.manifest("usr/share/vulkan/icd.d", "lvp_icd", "libvulkan_lvp.so")?);
-        Ok(())
-    },
-};
+/// Packages to unpack.
+struct Part {
+    release: Release,
+    /// With all that they depend on; else the named ones alone.
+    closure: bool,
+    packages: &'static [&'static str],
+}
 
-/// Mesa's software OpenGL ES driver, through EGL without a display.
-pub const GLES: Driver = Driver {
-    name: "gles",
-    packages: &["libegl1", "libegl-mesa0", "libgl1-mesa-dri", "libgles2"],
-    environment: |tree, environment| {
-        tree.library("libEGL.so.1")?;
-        tree.library("dri/swrast_dri.so")?;
-        environment.set("LIBGL_DRIVERS_PATH", tree.library("dri")?);
-        environment.set("__EGL_VENDOR_LIBRARY_DIRS", tree.installed("usr/share/glvnd/egl_vendor.d")?);
-        environment.set("EGL_PLATFORM", "surfaceless");
-        Ok(())
-    },
-};
+/// Whose packages. The order is that in which their libraries are looked for, last first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Release {
+    /// The machine's own, from the sources that it has.
+    Stock,
+    /// Newer packages built for the machine's own release of Debian.
+    Backports,
+    /// Debian's newest, with a C library of its own.
+    Sid,
+}
 
-/// The Khronos validation layer, switched on, with synchronisation validation within and across submissions.
-pub const VALIDATION: Driver = Driver {
-    name: "validation",
-    packages: &["vulkan-validationlayers"],
-    environment: |tree, environment| {
-        let name = "VkLayer_khronos_validation";
-        let manifest = tree.manifest("usr/share/vulkan/explicit_layer.d", name, &format!("lib{name}.so"))?;
-        let directory = manifest.parent().unwrap_or(Path::new("/"));
-        environment.set("VK_LAYER_PATH", directory);
-        // Without an action of its own, the layer prints nothing in a program that listens for messages itself.
-        let settings = directory.join("vk_layer_settings.txt");
-        let text = "khronos_validation.debug_action = VK_DBG_LAYER_ACTION_LOG_MSG\n\
-                    khronos_validation.report_flags = error,warn\n";
-        tree::write(&settings, text)?;
-        environment.set("VK_LAYER_SETTINGS_PATH", settings);
-        environment.set("VK_INSTANCE_LAYERS", "VK_LAYER_KHRONOS_validation");
-        // Version 1.3 of the layer reads the first variable, 1.4 the other two.
-        environment.set(
-            "VK_LAYER_ENABLES",
-            "VK_VALIDATION_FEATURE_ENABLE_SYNCHRONIZATION_VALIDATION_EXT:\
-             VALIDATION_CHECK_ENABLE_SYNCHRONIZATION_VALIDATION_QUEUE_SUBMIT",
-        );
-        environment.set("VK_LAYER_VALIDATE_SYNC", "1");
-        environment.set("VK_LAYER_SYNCVAL_SHADER_ACCESSES_HEURISTIC", "1");
-        // The loader then names each layer it inserts, which proves that a run was watched.
-        environment.set("VK_LOADER_DEBUG", "layer");
-        Ok(())
-    },
-};
+/// The trees below one directory, one a release.
+struct Trees<'a>(&'a Path);
 
-/// Sets up `drivers` below `target`/drivers, which needs the network only the first time.
+impl Trees<'_> {
+    fn of(&self, release: Release) -> Result<Tree, String> {
+        match release {
+            Release::Stock => Tree::open(self.0.join("stock")),
+            Release::Backports => Tree::of_suite(self.0.join("backports"), &format!("{}-backports", codename()?)),
+            Release::Sid => Tree::of_suite(self.0.join("sid"), "sid"),
+        }
+    }
+}
+
+/// Sets up `drivers` below `target`/drivers, which needs the network only the first time. In which order a Vulkan instance
+/// shows several is its loader's to choose: Debian 12's shows the last named first.
 /// An error says what failed and what would be right.
 pub fn set_up(drivers: &[&Driver], target: &Path) -> Result<Environment, String> {
     let directory = target.join("drivers");
@@ -90,94 +70,66 @@ pub fn set_up(drivers: &[&Driver], target: &Path) -> Result<Environment, String>
     if none_wanted() {
         return Err(format!("{SWITCH}=none: no driver may be used"));
     }
-    let tree = Tree::open(directory.join("stock"))?;
+    let trees = Trees(&directory);
     for driver in drivers {
-        tree.provide(driver.name, driver.packages)
-            .and_then(|()| (driver.environment)(&tree, &mut environment))
-            .map_err(|e| {
-                format!(
-                    "the driver `{}` could not be set up: {e}\n    It is unpacked from the packages {}, with apt-get and the \
-                     sources in /etc/apt: those must be reachable (behind a proxy, set http_proxy), and about 400 MB \
-                     be free below {}. To start afresh, remove {}.",
-                    driver.name,
-                    driver.packages.join(", "),
-                    target.display(),
-                    directory.display()
-                )
-            })?;
+        driver.unpack(&trees).and_then(|()| (driver.environment)(&trees, &mut environment)).map_err(|e| {
+            let packages: Vec<_> = driver.parts.iter().flat_map(|part| part.packages).copied().collect();
+            format!(
+                "the driver `{}` could not be set up: {e}\n    It is unpacked from the packages {}, with apt-get and the \
+                 sources in /etc/apt: those must be reachable (behind a proxy, set http_proxy), and about 1 GB \
+                 be free below {}. To start afresh, remove {}.",
+                driver.name,
+                packages.join(", "),
+                target.display(),
+                directory.display()
+            )
+        })?;
     }
-    environment.search_libraries(&tree.library_directories());
+    let mut releases: Vec<_> = drivers.iter().flat_map(|driver| driver.parts).map(|part| part.release).collect();
+    releases.sort_by(|a, b| b.cmp(a));
+    releases.dedup();
+    let mut libraries: Vec<PathBuf> = Vec::new();
+    for &release in &releases {
+        libraries.extend(trees.of(release)?.library_directories());
+    }
+    if releases.contains(&Release::Sid) {
+        if releases.len() > 1 {
+            return Err("a driver with a C library of its own cannot share a process with another release's".into());
+        }
+        environment.start_with(&trees.of(Release::Sid)?.loader()?, &libraries)?;
+    } else {
+        environment.search_libraries(&libraries);
+    }
     Ok(environment)
+}
+
+impl Driver {
+    fn unpack(&self, trees: &Trees) -> Result<(), String> {
+        for part in self.parts {
+            let tree = trees.of(part.release)?;
+            let name = part.packages.join("+");
+            if part.closure {
+                tree.provide(&name, part.packages)?;
+            } else {
+                tree.provide_alone(&name, part.packages)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// This machine's release of Debian, e.g. `bookworm`.
+fn codename() -> Result<String, String> {
+    let text =
+        std::fs::read_to_string("/etc/os-release").map_err(|e| format!("the machine does not name its system: {e}"))?;
+    let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)).map(|value| value.trim_matches('"'));
+    match (value("ID="), value("VERSION_CODENAME=")) {
+        (Some("debian"), Some(codename)) => Ok(codename.to_owned()),
+        (id, _) => Err(format!("it is Debian's, and this machine runs {}", id.unwrap_or("a nameless system"))),
+    }
 }
 
 /// Whether the user asked for a machine without drivers.
 pub fn none_wanted() -> bool {
     std::env::var_os(SWITCH).is_some_and(|value| value == "none")
-}
-
-/// The variables by which a process finds its drivers, and those alone.
-#[derive(Clone, Default)]
-pub struct Environment {
-    variables: BTreeMap<&'static str, OsString>,
-}
-
-impl Environment {
-    /// An environment in which no driver is found; caches and run-time files lie in `directory`.
-    pub fn bare(directory: &Path) -> Result<Self, String> {
-        let mut environment = Self::default();
-        let runtime = directory.join("run");
-        let nothing = directory.join("nothing");
-        for path in [&runtime, &nothing] {
-            fs::create_dir_all(path).map_err(|e| format!("cannot create {}: {e}", path.display()))?;
-        }
-        // The specification of XDG_RUNTIME_DIR asks for it, and libraries warn otherwise.
-        fs::set_permissions(&runtime, fs::Permissions::from_mode(0o700))
-            .map_err(|e| format!("cannot restrict {}: {e}", runtime.display()))?;
-        environment.set("XDG_RUNTIME_DIR", runtime);
-        environment.set("MESA_SHADER_CACHE_DIR", directory.join("shader-cache"));
-        environment.set("__EGL_VENDOR_LIBRARY_DIRS", &nothing);
-        environment.set("VK_DRIVER_FILES", nothing.join("none.json"));
-        environment.set("VK_ICD_FILENAMES", nothing.join("none.json"));
-        Ok(environment)
-    }
-
-    /// Sets or replaces one variable.
-    pub fn set(&mut self, name: &'static str, value: impl Into<OsString>) {
-        self.variables.insert(name, value.into());
-    }
-
-    /// Starts `command` with these variables and without what the caller's shell says about drivers.
-    pub fn apply(&self, command: &mut Command) {
-        for (name, _) in std::env::vars_os() {
-            let text = name.to_string_lossy();
-            if ["VK_", "ALLHANDS_", "MESA_", "LP_", "LIBGL_", "EGL_", "WGPU_"].iter().any(|p| text.starts_with(p)) {
-                command.env_remove(&name);
-            }
-        }
-        command.env_remove("DISPLAY").env_remove("WAYLAND_DISPLAY");
-        command.envs(&self.variables);
-    }
-
-    /// The variables, as a shell reads them.
-    pub fn exports(&self) -> impl Iterator<Item = String> {
-        let quoted = |value: &OsString| value.to_string_lossy().replace('\'', r"'\''");
-        self.variables.iter().map(move |(name, value)| format!("export {name}='{}'", quoted(value)))
-    }
-
-    /// Loaders older than 1.3.207 know only the second name.
-    fn vulkan_driver(&mut self, manifest: &Path) {
-        self.set("VK_DRIVER_FILES", manifest);
-        self.set("VK_ICD_FILENAMES", manifest);
-    }
-
-    fn search_libraries(&mut self, directories: &[PathBuf]) {
-        let mut all = directories.to_vec();
-        if let Some(inherited) = std::env::var_os("LD_LIBRARY_PATH") {
-            all.extend(std::env::split_paths(&inherited));
-        }
-        // Only a ':' in a path fails the joining, and then no library path can name it at all.
-        if let Ok(joined) = std::env::join_paths(all) {
-            self.set("LD_LIBRARY_PATH", joined);
-        }
-    }
 }

@@ -1,4 +1,4 @@
-//! The project's own commands: `cargo xtask demo`, `cargo xtask test-matrix`, `cargo xtask drivers`.
+//! The project's own commands: `cargo xtask demo`, `cargo xtask test-matrix`, `cargo xtask vm-test`, `cargo xtask drivers`.
 //! Nothing but the standard library, so that the first of them answers in seconds.
 
 mod demo;
@@ -6,6 +6,7 @@ mod drivers;
 mod json;
 mod matrix;
 mod process;
+mod vm;
 mod workspace;
 
 use std::process::ExitCode;
@@ -17,8 +18,12 @@ cargo xtask test-matrix          runs every test, cell by cell: each driver and 
     --extended                   all cells
     --list                       names the cells and the smallest run that has each; runs nothing
     --only CELL[,CELL...]        these cells alone
-cargo xtask drivers [NAME...]    unpacks software drivers (llvmpipe, gles, validation) and prints the environment
-                                 in which a program finds them
+    --jobs N                     so many cells at a time; 2 unless said
+cargo xtask vm-test [STEP...]    real dma-bufs: boots a virtual machine, whose kernel makes them, and runs the tests that
+                                 need them (x86-64 hosts with Debian's packages)
+cargo xtask drivers [NAME...]    unpacks software drivers and layers (llvmpipe and gles unless named) and prints the
+                                 environment in which a program finds them
+    --list                       names them all
 No command needs root, and none installs anything: drivers are unpacked below the target directory.
 With ALLHANDS_DRIVERS=none no driver is looked for.
 ";
@@ -32,6 +37,7 @@ fn main() -> ExitCode {
     let result = match command {
         "demo" => no_arguments(rest).and_then(|()| demo::run()),
         "test-matrix" => matrix::run(rest),
+        "vm-test" => vm::run(rest),
         "drivers" => show_drivers(rest),
         "help" | "--help" | "-h" => {
             print!("{USAGE}");
@@ -57,19 +63,21 @@ fn no_arguments(arguments: &[String]) -> Result<(), String> {
 }
 
 fn show_drivers(names: &[String]) -> Result<bool, String> {
-    let all = [&drivers::LLVMPIPE, &drivers::GLES, &drivers::VALIDATION];
-    if let Some(unknown) = names.iter().find(|name| all.iter().all(|driver| driver.name != **name)) {
-        return Err(format!("there is no driver `{unknown}`: the known ones are llvmpipe, gles, validation"));
+    if names == ["--list"] {
+        for driver in drivers::ALL {
+            println!("{:<15} {}", driver.name, driver.what);
+        }
+        return Ok(true);
     }
-    // A layer slows every program down, so it is set up only when named.
-    let wanted: Vec<_> = all
-        .into_iter()
-        .filter(
-            |driver| {
-                if names.is_empty() { driver.name != "validation" } else { names.iter().any(|n| n == driver.name) }
-            },
-        )
-        .collect();
+    let known = |name: &str| {
+        let found = drivers::ALL.into_iter().find(|driver| driver.name == name);
+        found.ok_or_else(|| {
+            let all = drivers::ALL.map(|driver| driver.name).join(", ");
+            format!("there is no driver `{name}`: the known ones are {all}")
+        })
+    };
+    let names: Vec<_> = if names.is_empty() { vec!["llvmpipe", "gles"] } else { names.iter().map(|n| &**n).collect() };
+    let wanted = names.into_iter().map(known).collect::<Result<Vec<_>, _>>()?;
     for line in drivers::set_up(&wanted, &workspace::Workspace::find()?.target)?.exports() {
         println!("{line}");
     }

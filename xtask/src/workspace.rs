@@ -10,6 +10,8 @@ pub struct Workspace {
     pub root: PathBuf,
     /// cargo's target directory, wherever the user put it.
     pub target: PathBuf,
+    /// The directories of its packages, relative to the root: empty for the root package.
+    pub packages: Vec<String>,
 }
 
 /// One executable of the workspace.
@@ -39,10 +41,12 @@ impl Workspace {
     pub fn find() -> Result<Self, String> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new(".")).to_path_buf();
         let metadata = output(cargo(&root).args(["metadata", "--no-deps", "--format-version", "1"]))?;
-        let target = Value::parse(&metadata)
-            .and_then(|v| v.get("target_directory")?.text().map(PathBuf::from))
-            .ok_or("`cargo metadata` did not name the target directory")?;
-        Ok(Self { root, target })
+        let metadata = Value::parse(&metadata).ok_or("`cargo metadata` did not answer in JSON")?;
+        let target = metadata.get("target_directory").and_then(|target| target.text().map(PathBuf::from));
+        let target = target.ok_or("`cargo metadata` did not name the target directory")?;
+        let packages = metadata.get("packages").map(Value::items).unwrap_or_default();
+        let packages = packages.iter().filter_map(|package| directory(package, &root)).collect();
+        Ok(Self { root, target, packages })
     }
 
     /// A cargo command in the root.
@@ -68,15 +72,20 @@ impl Workspace {
 
     fn binary(&self, message: &Value) -> Option<Binary> {
         let target = message.get("target")?;
-        let manifest = Path::new(message.get("manifest_path")?.text()?);
         Some(Binary {
             path: PathBuf::from(message.get("executable")?.text()?),
-            package: manifest.parent()?.strip_prefix(&self.root).ok()?.to_str()?.to_owned(),
+            package: directory(message, &self.root)?,
             kind: target.get("kind")?.items().first()?.text()?.to_owned(),
             name: target.get("name")?.text()?.to_owned(),
             test: matches!(message.get("profile")?.get("test")?, Value::Bool(true)),
         })
     }
+}
+
+/// The directory, relative to the root, of a package that has a `manifest_path`.
+fn directory(value: &Value, root: &Path) -> Option<String> {
+    let manifest = Path::new(value.get("manifest_path")?.text()?);
+    Some(manifest.parent()?.strip_prefix(root).ok()?.to_str()?.to_owned())
 }
 
 fn cargo(root: &Path) -> Command {

@@ -124,4 +124,5 @@ pub trait Element: bytemuck::Pod + PartialEq + std::fmt::Debug + Send + Sync {
 macro_rules! elements {
     ($($rust:ty = $name:ident),*) => {$(impl Element for $rust { const TYPE: DataType = DataType::$name; })*};
 }
+elements!(half::f16 = F16, half::bf16 = Bf16);
 elements!(f32 = F32, i32 = I32, u32 = U32, f64 = F64, i8 = I8, u8 = U8, i64 = I64, u64 = U64);

@@ -36,5 +36,5 @@ pub use error::{Error, Result};
 pub use ids::{BufferId, CommandsId, DeviceId, Point, Range, TimelineId};
 pub use limits::{Counters, Info, Limits};
 pub use memory::{BufferDesc, HostRegion, Memory, SharedFd, SharedHandle, SharedKind, SharedMemory, SharedTimeline};
-pub use op::{Domain, Kernel, Op, check_ops};
+pub use op::{Domain, Kernel, Op, Wire, check_ops};
 pub use slab::Slab;

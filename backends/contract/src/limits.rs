@@ -11,8 +11,10 @@ pub struct Info {
     pub name: String,
     /// Driver and version.
     pub driver: String,
-    /// `cpu`, `proxy-vulkan`, `proxy-gles`, ...
+    /// `cpu`, `vulkan`, `proxy-vulkan`, `proxy-gles`, ...
     pub backend: &'static str,
+    /// Where it sits, as its driver tells: a PCI address.
+    pub address: Option<String>,
 }
 
 /// What a device can do.

@@ -14,24 +14,57 @@ pub enum Domain {
 
 /// `store[i] = finish(fold(sources[0][i], sources[1][i], ...))` for every store: in the order of the sources,
 /// rounded once, by the rules of [`ReduceOp`].
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct Kernel {
-    /// Where the result goes; all of one size.
+    /// Where the result goes; all of as many elements.
     pub stores: Vec<Range>,
-    /// What is folded, in this order; each of the stores' size. A source may be exactly a store; any other overlap
+    /// What is folded, in this order; each of the stores' length. A source may be exactly a store; any other overlap
     /// is refused.
     pub sources: Vec<Range>,
     /// The reduction.
     pub op: ReduceOp,
-    /// The type of every element.
+    /// The type of every element, but for those that [`wire`](Self::wire) names.
     pub dtype: DataType,
     /// `Some(ranks)` on the last fold of a reduction: [`ReduceOp::Average`] then divides. Other operations ignore it.
     pub finish: Option<u32>,
+    /// What each source is multiplied by; empty: none is. A product is rounded to the accumulator's type before it is
+    /// added, never fused. Only for [`ReduceOp::Sum`] of a float.
+    pub scales: Vec<f32>,
+    /// f32 that crosses as a narrower type. Only where the device has the operation for both types.
+    pub wire: Option<Wire>,
+}
+
+/// How f32 crosses as a narrower type: every source is rounded to it before anything else, the result before it is
+/// stored. What is too large becomes the greatest finite value; infinities stay.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Wire {
+    /// [`DataType::F16`] or [`DataType::Bf16`].
+    pub dtype: DataType,
+    /// Which stores hold elements of it; the others hold f32.
+    pub stores: Vec<bool>,
+    /// Which sources do.
+    pub sources: Vec<bool>,
+}
+
+impl Kernel {
+    /// Elements of a store. Of narrow ranges alone, as many as their whole units hold.
+    pub fn elements(&self) -> u64 {
+        let exact = self.ranges().find(|(_, dtype)| *dtype == self.dtype);
+        exact.or_else(|| self.ranges().next()).map_or(0, |(range, dtype)| range.size / dtype.size())
+    }
+    /// Every range with the type of its elements: stores, then sources.
+    pub fn ranges(&self) -> impl Iterator<Item = (&Range, DataType)> {
+        let narrow = |list: fn(&Wire) -> &[bool], i: usize| {
+            self.wire.as_ref().filter(|w| list(w).get(i) == Some(&true)).map_or(self.dtype, |w| w.dtype)
+        };
+        let stores = self.stores.iter().enumerate().map(move |(i, r)| (r, narrow(|w| &w.stores, i)));
+        stores.chain(self.sources.iter().enumerate().map(move |(i, r)| (r, narrow(|w| &w.sources, i))))
+    }
 }
 
 /// One operation of a command list. Operations between two [`Op::Barrier`]s are independent of each other and run in
 /// any order; what follows a barrier sees all that came before it.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub enum Op {
     /// Another wrote `range`: make its writes visible to what follows. Stands before the first use in the list.
     Acquire {
@@ -111,18 +144,12 @@ pub fn check_ops(
             }
             Op::Kernel(k) => {
                 check_kernel(device, limits, k)?;
-                limits.write_granularity.max(k.dtype.size())
+                k.ranges().try_for_each(|(r, dtype)| whole(device, r, limits.write_granularity.max(dtype.size())))?;
+                1
             }
             _ => 1,
         };
-        for range in reads.iter().chain(writes) {
-            if range.offset % granularity != 0 || range.size % granularity != 0 {
-                return invalid(format!(
-                    "offset {} and size {} of a range must be multiples of {granularity} bytes",
-                    range.offset, range.size
-                ));
-            }
-        }
+        reads.iter().chain(writes).try_for_each(|r| whole(device, r, granularity))?;
         for (range, written) in reads.iter().map(|r| (r, false)).chain(writes.iter().map(|r| (r, true))) {
             if let Some((other, ..)) =
                 group.iter().find(|(r, w, i)| (*w || written) && *i != index && r.overlaps(range))
@@ -135,23 +162,51 @@ pub fn check_ops(
     Ok(())
 }
 
+/// Whether a range is of whole units.
+fn whole(device: DeviceId, range: &Range, unit: u64) -> Result<()> {
+    let Range { offset, size, .. } = range;
+    if offset % unit == 0 && size % unit == 0 {
+        return Ok(());
+    }
+    let what = format!("offset {offset} and size {size} of a range must be multiples of {unit} bytes");
+    Err(Error::Invalid { device, what })
+}
+
 fn check_kernel(device: DeviceId, limits: &Limits, k: &Kernel) -> Result<()> {
     let invalid = |what: String| Err(Error::Invalid { device, what });
     if !limits.reduces(k.op, k.dtype) {
         return Err(Error::NoKernel { device, op: k.op, dtype: k.dtype });
     }
-    let Some(size) = k.stores.first().map(|r| r.size) else {
+    if k.stores.is_empty() {
         return invalid("a kernel that stores nothing".into());
-    };
+    }
     if k.sources.is_empty() || k.sources.len() > limits.max_sources as usize {
         return invalid(format!("{} sources in one kernel; 1 to {} are possible", k.sources.len(), limits.max_sources));
     }
-    if size / k.dtype.size() > limits.max_kernel_elements {
-        return invalid(format!(
-            "{} elements in one kernel; at most {} are possible",
-            size / k.dtype.size(),
-            limits.max_kernel_elements
-        ));
+    if !k.scales.is_empty() {
+        if k.op != ReduceOp::Sum || !k.dtype.is_float() {
+            return invalid(format!("scales for {} of {}; only sums of floats have them", k.op, k.dtype));
+        }
+        if k.scales.len() != k.sources.len() {
+            return invalid(format!("{} scales for {} sources", k.scales.len(), k.sources.len()));
+        }
+    }
+    if let Some(wire) = &k.wire {
+        let dtype = wire.dtype;
+        if k.dtype != DataType::F32 || !matches!(dtype, DataType::F16 | DataType::Bf16) {
+            return invalid(format!("{} that crosses as {dtype}; f32 crosses as f16 or bf16", k.dtype));
+        }
+        if !limits.reduces(k.op, dtype) {
+            return Err(Error::NoKernel { device, op: k.op, dtype });
+        }
+        if (wire.stores.len(), wire.sources.len()) != (k.stores.len(), k.sources.len()) {
+            return invalid("a wire that does not name the type of every range".into());
+        }
+    }
+    let elements = k.elements();
+    if elements > limits.max_kernel_elements {
+        let most = limits.max_kernel_elements;
+        return invalid(format!("{elements} elements in one kernel; at most {most} are possible"));
     }
     let mut buffers: Vec<BufferId> = k.stores.iter().chain(&k.sources).map(|r| r.buffer).collect();
     buffers.sort();
@@ -163,13 +218,20 @@ fn check_kernel(device: DeviceId, limits: &Limits, k: &Kernel) -> Result<()> {
             limits.max_bindings
         ));
     }
-    if let Some(other) = k.stores.iter().chain(&k.sources).find(|r| r.size != size) {
-        return invalid(format!("a kernel over ranges of {size} and of {} bytes", other.size));
+    let size = k.stores[0].size;
+    for (range, dtype) in k.ranges() {
+        let exact = elements * dtype.size();
+        // Narrow ranges are of whole units, whatever the number of their elements.
+        let room = if dtype == k.dtype { exact } else { exact.next_multiple_of(limits.write_granularity) };
+        if range.size != exact && range.size != room {
+            return invalid(format!("a kernel over ranges of {size} and of {} bytes", range.size));
+        }
     }
-    for (i, store) in k.stores.iter().enumerate() {
-        let clash = k.stores[..i].iter().chain(k.sources.iter().filter(|s| *s != store)).find(|r| r.overlaps(store));
-        if let Some(other) = clash {
-            return Err(Error::Overlap { device, a: *store, b: *other });
+    let all: Vec<_> = k.ranges().collect();
+    for (i, store) in all[..k.stores.len()].iter().enumerate() {
+        let others = all[..i].iter().chain(all[k.stores.len()..].iter().filter(|source| *source != store));
+        if let Some((other, _)) = others.into_iter().find(|(r, _)| r.overlaps(store.0)) {
+            return Err(Error::Overlap { device, a: *store.0, b: **other });
         }
     }
     Ok(())

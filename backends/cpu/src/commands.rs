@@ -1,6 +1,6 @@
 //! Operations, checked once and resolved to addresses, so that running them looks nothing up.
 use crate::{
-    kernels::{self, Fold},
+    kernels::{self, Fold, Place, Ranges},
     memory::{Address, Buffer},
 };
 use allhands_contract::{BufferId, DeviceId, Error, Kernel, Limits, Memory, Op, Range, Result, check_ops};
@@ -26,7 +26,7 @@ pub(crate) struct Step {
 
 enum Work {
     Copy { from: Address, to: Address, bytes: usize },
-    Fold { run: Fold, stores: Vec<Address>, sources: Vec<Address>, count: usize, bytes: usize, finish: Option<u32> },
+    Fold { run: Fold, ranges: Ranges, bytes: Vec<usize> },
 }
 
 impl Commands {
@@ -80,13 +80,24 @@ impl Commands {
 }
 
 fn fold(device: DeviceId, kernel: &Kernel, stores: Vec<Address>, sources: Vec<Address>) -> Result<Work> {
-    let &Kernel { op, dtype, finish, .. } = kernel;
+    let &Kernel { op, dtype, finish, ref wire, .. } = kernel;
     if finish == Some(0) {
         return Err(Error::Invalid { device, what: "a kernel that finishes a reduction over 0 ranks".into() });
     }
-    let run = kernels::find(op, dtype).ok_or(Error::NoKernel { device, op, dtype })?;
-    let bytes = kernel.stores[0].size as usize; // checked: there is a store
-    Ok(Work::Fold { run, stores, sources, count: bytes / dtype.size() as usize, bytes, finish })
+    let wire = wire.as_ref();
+    let run = kernels::find(op, dtype, wire.map(|w| w.dtype)).ok_or(Error::NoKernel { device, op, dtype })?;
+    let places = |starts: Vec<Address>, narrow: Option<&[bool]>| {
+        let is_narrow = |i: usize| narrow.is_some_and(|n| n[i]);
+        starts.into_iter().enumerate().map(|(i, start)| Place { start, narrow: is_narrow(i) }).collect()
+    };
+    let ranges = Ranges {
+        stores: places(stores, wire.map(|w| &w.stores[..])),
+        sources: places(sources, wire.map(|w| &w.sources[..])),
+        scales: kernel.scales.clone(),
+        count: kernel.elements() as usize,
+        finish,
+    };
+    Ok(Work::Fold { run, ranges, bytes: kernel.stores.iter().map(|r| r.size as usize).collect() })
 }
 
 fn unbindable(device: DeviceId, memory: Memory) -> Error {
@@ -109,7 +120,7 @@ impl Step {
             // checked not to overlap within a buffer, and nobody else writes either before this is signalled.
             Work::Copy { from, to, bytes } => unsafe { std::ptr::copy(from.0, to.0, *bytes) },
             // SAFETY: as above for every range; the checks before also grant a source and apart stores.
-            Work::Fold { run, stores, sources, count, finish, .. } => unsafe { run(stores, sources, *count, *finish) },
+            Work::Fold { run, ranges, .. } => unsafe { run(ranges) },
         }
     }
     /// Puts zeros where it would have written.
@@ -127,18 +138,19 @@ impl Step {
     /// # Safety
     /// As for `run`.
     pub unsafe fn corrupt(&self) {
-        for (to, bytes) in self.targets().filter(|t| t.1 > 0) {
+        for (to, bytes) in self.targets().into_iter().filter(|t| t.1 > 0) {
             let middle = to.0.wrapping_add(bytes / 2);
             // SAFETY: the byte is inside a range that it may write, and wrote.
             unsafe { middle.write(middle.read() ^ 1) }
         }
     }
 
-    fn targets(&self) -> impl Iterator<Item = (Address, usize)> {
-        let (targets, bytes) = match &self.work {
-            Work::Copy { to, bytes, .. } => (std::slice::from_ref(to), *bytes),
-            Work::Fold { stores, bytes, .. } => (stores.as_slice(), *bytes),
-        };
-        targets.iter().map(move |t| (*t, bytes))
+    fn targets(&self) -> Vec<(Address, usize)> {
+        match &self.work {
+            Work::Copy { to, bytes, .. } => vec![(*to, *bytes)],
+            Work::Fold { ranges, bytes, .. } => {
+                ranges.stores.iter().map(|s| s.start).zip(bytes.iter().copied()).collect()
+            }
+        }
     }
 }

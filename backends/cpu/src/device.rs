@@ -45,6 +45,7 @@ impl CpuDevice {
             name: processor().unwrap_or_else(|| "cpu".into()),
             driver: concat!("allhands-cpu ", env!("CARGO_PKG_VERSION")).into(),
             backend: "cpu",
+            address: None,
         };
         let mut limits = limits(options.mode);
         if let Some(restrict) = options.restrict {
@@ -381,7 +382,7 @@ fn limits(mode: Mode) -> Limits {
         memory_import: vec![SharedKind::Host],
         timeline_export: false,
         timeline_import: false,
-        kernels: pairs.filter(|(op, dtype)| kernels::find(*op, *dtype).is_some()).collect(),
+        kernels: pairs.filter(|(op, dtype)| kernels::find(*op, *dtype, None).is_some()).collect(),
     }
 }
 

@@ -7,7 +7,28 @@
 use crate::memory::Address;
 use allhands_contract::{DataType, ReduceOp};
 use bytemuck::{Pod, Zeroable};
+use half::{bf16, f16};
 use std::marker::PhantomData;
+
+/// What a fold works on.
+pub(crate) struct Ranges {
+    pub stores: Vec<Place>,
+    pub sources: Vec<Place>,
+    /// What each source is multiplied by; empty: none is.
+    pub scales: Vec<f32>,
+    /// Elements.
+    pub count: usize,
+    /// The ranks that an average divides by.
+    pub finish: Option<u32>,
+}
+
+/// Where a store or a source begins.
+#[derive(Clone, Copy)]
+pub(crate) struct Place {
+    pub start: Address,
+    /// Whether it holds elements of the wire's type.
+    pub narrow: bool,
+}
 
 /// `store[i] = finish(fold(sources[0][i], sources[1][i], ...))` for `count` elements.
 ///
@@ -15,30 +36,34 @@ use std::marker::PhantomData;
 /// - `count` elements at every address are mapped, and writable at the stores.
 /// - Nobody else writes them meanwhile, and nobody else reads the stores.
 /// - A store is exactly a source, or overlaps none; stores do not overlap. There is a source.
-pub(crate) type Fold = unsafe fn(stores: &[Address], sources: &[Address], count: usize, finish: Option<u32>);
+pub(crate) type Fold = unsafe fn(&Ranges);
 
-/// The kernel for `op` on `dtype`, if there is one.
-pub(crate) fn find(op: ReduceOp, dtype: DataType) -> Option<Fold> {
-    Some(match dtype {
-        DataType::F32 => of::<f32>(op),
-        DataType::F64 => of::<f64>(op),
-        DataType::I8 => of::<i8>(op),
-        DataType::U8 => of::<u8>(op),
-        DataType::I32 => of::<i32>(op),
-        DataType::U32 => of::<u32>(op),
-        DataType::I64 => of::<i64>(op),
-        DataType::U64 => of::<u64>(op),
-        DataType::F16 | DataType::Bf16 => return None,
+/// The kernel for `op` on `dtype`, if there is one; `wire`: the type that f32 crosses as.
+pub(crate) fn find(op: ReduceOp, dtype: DataType, wire: Option<DataType>) -> Option<Fold> {
+    Some(match (dtype, wire) {
+        (DataType::F32, None) => of::<f32, Same>(op),
+        (DataType::F32, Some(DataType::F16)) => of::<f32, As<f16>>(op),
+        (DataType::F32, Some(DataType::Bf16)) => of::<f32, As<bf16>>(op),
+        (_, Some(_)) => return None,
+        (DataType::F16, _) => of::<f16, Same>(op),
+        (DataType::Bf16, _) => of::<bf16, Same>(op),
+        (DataType::F64, _) => of::<f64, Same>(op),
+        (DataType::I8, _) => of::<i8, Same>(op),
+        (DataType::U8, _) => of::<u8, Same>(op),
+        (DataType::I32, _) => of::<i32, Same>(op),
+        (DataType::U32, _) => of::<u32, Same>(op),
+        (DataType::I64, _) => of::<i64, Same>(op),
+        (DataType::U64, _) => of::<u64, Same>(op),
     })
 }
 
-fn of<T: Number>(op: ReduceOp) -> Fold {
+fn of<T: Number, W: Wire<T>>(op: ReduceOp) -> Fold {
     match op {
-        ReduceOp::Sum => fold::<Sum<T>>,
-        ReduceOp::Product => fold::<Product<T>>,
-        ReduceOp::Min => fold::<Min<T>>,
-        ReduceOp::Max => fold::<Max<T>>,
-        ReduceOp::Average => fold::<Average<T>>,
+        ReduceOp::Sum => fold::<Sum<T>, W>,
+        ReduceOp::Product => fold::<Product<T>, W>,
+        ReduceOp::Min => fold::<Min<T>, W>,
+        ReduceOp::Max => fold::<Max<T>, W>,
+        ReduceOp::Average => fold::<Average<T>, W>,
     }
 }
 
@@ -47,30 +72,28 @@ const BLOCK: usize = 1024;
 
 // Shared memory is only ever copied, a block at a time: no reference to it is made, and the arithmetic is on local
 // arrays, which the compiler turns into vector code with the checks of a debug build too.
-unsafe fn fold<R: Reduction>(stores: &[Address], sources: &[Address], count: usize, finish: Option<u32>) {
-    let finish = R::finish(finish);
+unsafe fn fold<R: Reduction, W: Wire<R::Item>>(ranges: &Ranges) {
+    let finish = R::finish(ranges.finish);
     let mut accumulators = [R::Accumulator::default(); BLOCK];
     let mut items = [R::Item::zeroed(); BLOCK];
-    for start in (0..count).step_by(BLOCK) {
-        let offset = start * size_of::<R::Item>();
-        let elements = BLOCK.min(count - start);
-        let bytes = elements * size_of::<R::Item>();
+    for start in (0..ranges.count).step_by(BLOCK) {
+        let elements = BLOCK.min(ranges.count - start);
         let (accumulators, items) = (&mut accumulators[..elements], &mut items[..elements]);
-        for (n, source) in sources.iter().enumerate() {
-            let (from, to) = (source.0.wrapping_add(offset), items.as_mut_ptr().cast());
-            // SAFETY: the caller's promise: the block is mapped and nobody writes it. `items` has room for it, and
-            // any bytes are an item.
-            unsafe { from.copy_to_nonoverlapping(to, bytes) };
-            if n == 0 {
-                zip(accumulators, items, |_, item| R::load(item));
-            } else {
-                zip(accumulators, items, |a, item| R::fold(a, R::load(item)));
+        for (n, source) in ranges.sources.iter().enumerate() {
+            // SAFETY: the caller's promise: the block is mapped and nobody writes it.
+            unsafe { W::load(*source, start, items) };
+            match (n, ranges.scales.get(n)) {
+                (0, None) => zip(accumulators, items, |_, item| R::load(item)),
+                (_, None) => zip(accumulators, items, |a, item| R::fold(a, R::load(item))),
+                (0, Some(scale)) => zip(accumulators, items, |_, item| R::scale(R::load(item), *scale)),
+                (_, Some(scale)) => zip(accumulators, items, |a, item| R::fold(a, R::scale(R::load(item), *scale))),
             }
         }
         zip(items, accumulators, |_, a| R::store(a, finish));
-        for store in stores {
+        W::round(items);
+        for store in &ranges.stores {
             // SAFETY: the caller's promise, as above; a source that is exactly this store has been read.
-            unsafe { store.0.wrapping_add(offset).copy_from_nonoverlapping(items.as_ptr().cast(), bytes) };
+            unsafe { W::store(items, *store, start) };
         }
     }
 }
@@ -81,6 +104,134 @@ fn zip<A: Copy, B: Copy>(to: &mut [A], from: &[B], f: impl Fn(A, B) -> A) {
     to.iter_mut().zip(from).for_each(|(a, b)| *a = f(*a, *b));
 }
 
+/// Elements `first..` of a place, as many as `items` has room for.
+///
+/// # Safety
+/// They are mapped and nobody writes them.
+unsafe fn read<T: Pod>(place: Place, first: usize, items: &mut [T]) {
+    let from = place.start.0.wrapping_add(first * size_of::<T>());
+    // SAFETY: this function's contract; `items` has room, and any bytes are an item.
+    unsafe { from.copy_to_nonoverlapping(items.as_mut_ptr().cast(), size_of_val(items)) }
+}
+
+/// The reverse of `read`.
+///
+/// # Safety
+/// They are mapped and writable, and nobody else reads or writes them.
+unsafe fn write<T: Pod>(items: &[T], place: Place, first: usize) {
+    let to = place.start.0.wrapping_add(first * size_of::<T>());
+    // SAFETY: this function's contract.
+    unsafe { to.copy_from_nonoverlapping(items.as_ptr().cast(), size_of_val(items)) }
+}
+
+/// How elements lie in memory. The methods' safety is that of `read` and `write`.
+trait Wire<T: Pod> {
+    unsafe fn load(place: Place, first: usize, items: &mut [T]);
+    fn round(items: &mut [T]);
+    unsafe fn store(items: &[T], place: Place, first: usize);
+}
+
+/// As what they are.
+struct Same;
+impl<T: Pod> Wire<T> for Same {
+    unsafe fn load(place: Place, first: usize, items: &mut [T]) {
+        // SAFETY: the same contract.
+        unsafe { read(place, first, items) }
+    }
+    fn round(_: &mut [T]) {}
+    unsafe fn store(items: &[T], place: Place, first: usize) {
+        // SAFETY: the same contract.
+        unsafe { write(items, place, first) }
+    }
+}
+
+/// f32 that crosses as `H`: rounded wherever it comes from, narrow where the place says so.
+struct As<H>(PhantomData<H>);
+impl<H: Half> Wire<f32> for As<H> {
+    unsafe fn load(place: Place, first: usize, items: &mut [f32]) {
+        if place.narrow {
+            let mut narrow = [H::zeroed(); BLOCK];
+            let narrow = &mut narrow[..items.len()];
+            // SAFETY: the same contract.
+            unsafe { read(place, first, narrow) };
+            zip(items, narrow, |_, h| h.decode());
+        } else {
+            // SAFETY: the same contract.
+            unsafe { read(place, first, items) };
+            Self::round(items);
+        }
+    }
+    fn round(items: &mut [f32]) {
+        items.iter_mut().for_each(|x| *x = H::saturate(*x).decode());
+    }
+    unsafe fn store(items: &[f32], place: Place, first: usize) {
+        if !place.narrow {
+            // SAFETY: the same contract.
+            return unsafe { write(items, place, first) };
+        }
+        let mut narrow = [H::zeroed(); BLOCK];
+        let narrow = &mut narrow[..items.len()];
+        zip(narrow, items, |_, x| H::saturate(x));
+        // SAFETY: the same contract.
+        unsafe { write(narrow, place, first) }
+    }
+}
+
+/// A float of 16 bits. (Without branches, so that it is vector code; the conversions of `half` ask the processor.)
+trait Half: Pod {
+    fn decode(self) -> f32;
+    /// To nearest, ties to even; what is too large becomes infinite.
+    fn encode(x: f32) -> Self;
+    /// The same, but what is finite stays finite.
+    fn saturate(x: f32) -> Self;
+}
+
+impl Half for bf16 {
+    #[inline(always)]
+    fn decode(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+    #[inline(always)]
+    fn encode(x: f32) -> Self {
+        let bits = x.to_bits();
+        let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+        bf16::from_bits(if x.is_nan() { 0x7fc0 } else { rounded as u16 })
+    }
+    #[inline(always)]
+    fn saturate(x: f32) -> Self {
+        let h = bf16::encode(x).to_bits();
+        bf16::from_bits(if h & 0x7fff == 0x7f80 && x.abs() < f32::INFINITY { h - 1 } else { h })
+    }
+}
+
+impl Half for f16 {
+    #[inline(always)]
+    fn decode(self) -> f32 {
+        let h = u32::from(self.to_bits());
+        let magnitude = h & 0x7fff;
+        // A subnormal is its fraction times 2^-24.
+        let small = (magnitude as i32 as f32 * f32::from_bits(0x3380_0000)).to_bits();
+        let large = (magnitude << 13) + if magnitude >= 0x7c00 { 0x7000_0000 } else { 0x3800_0000 };
+        f32::from_bits((h & 0x8000) << 16 | if magnitude < 0x400 { small } else { large })
+    }
+    #[inline(always)]
+    fn encode(x: f32) -> Self {
+        let magnitude = x.to_bits() & 0x7fff_ffff;
+        let sign = x.to_bits() >> 16 & 0x8000;
+        let large = magnitude.wrapping_sub(0x3800_0000).wrapping_add(0xfff + (magnitude >> 13 & 1)) >> 13;
+        // The unit in the last place of 0.5 is that of a subnormal: the addition rounds.
+        let small = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0x3f00_0000);
+        let finite = if magnitude < 0x3880_0000 { small } else { large };
+        let h = sign | if magnitude >= 0x4780_0000 { 0x7c00 } else { finite };
+        f16::from_bits(if magnitude > 0x7f80_0000 { 0x7e00 } else { h as u16 })
+    }
+    #[inline(always)]
+    fn saturate(x: f32) -> Self {
+        let h = f16::encode(x).to_bits();
+        f16::from_bits(if h & 0x7fff == 0x7c00 && x.abs() < f32::INFINITY { h - 1 } else { h })
+    }
+}
+
 /// A reduction of a type of element.
 trait Reduction {
     type Item: Pod;
@@ -88,6 +239,11 @@ trait Reduction {
     type Finish: Copy;
     fn load(item: Self::Item) -> Self::Accumulator;
     fn fold(a: Self::Accumulator, b: Self::Accumulator) -> Self::Accumulator;
+    /// Only sums of floats have scales.
+    #[inline(always)]
+    fn scale(a: Self::Accumulator, _: f32) -> Self::Accumulator {
+        a
+    }
     fn finish(ranks: Option<u32>) -> Self::Finish;
     fn store(a: Self::Accumulator, finish: Self::Finish) -> Self::Item;
 }
@@ -98,6 +254,7 @@ trait Number: Pod {
     type Accumulator: Copy + Default;
     fn load(self) -> Self::Accumulator;
     fn add(a: Self::Accumulator, b: Self::Accumulator) -> Self::Accumulator;
+    fn scale(a: Self::Accumulator, by: f32) -> Self::Accumulator;
     fn multiply(a: Self::Accumulator, b: Self::Accumulator) -> Self::Accumulator;
     fn store(a: Self::Accumulator) -> Self;
 
@@ -119,7 +276,7 @@ trait Number: Pod {
 }
 
 macro_rules! reduction {
-    ($name:ident, $accumulator:ident, $load:ident, $fold:expr, $store:ident) => {
+    ($name:ident, $accumulator:ident, $load:ident, $fold:expr, $store:ident $(, $scale:expr)?) => {
         struct $name<T>(PhantomData<T>);
         impl<T: Number> Reduction for $name<T> {
             type Item = T;
@@ -133,6 +290,10 @@ macro_rules! reduction {
             fn fold(a: Self::Accumulator, b: Self::Accumulator) -> Self::Accumulator {
                 $fold(a, b)
             }
+            $(#[inline(always)]
+            fn scale(a: Self::Accumulator, by: f32) -> Self::Accumulator {
+                $scale(a, by)
+            })?
             fn finish(_: Option<u32>) {}
             #[inline(always)]
             fn store(a: Self::Accumulator, (): ()) -> T {
@@ -141,7 +302,7 @@ macro_rules! reduction {
         }
     };
 }
-reduction!(Sum, Accumulator, load, T::add, store);
+reduction!(Sum, Accumulator, load, T::add, store, T::scale);
 reduction!(Product, Accumulator, load, T::multiply, store);
 reduction!(Min, Key, low_key, Ord::min, from_key);
 reduction!(Max, Key, high_key, Ord::max, from_key);
@@ -177,12 +338,16 @@ macro_rules! flip {
 }
 
 macro_rules! floats {
-    ($($float:ident, accumulator $acc:ident, bits $bits:ident, quiet NaN $nan:literal;)*) => {$(
+    ($($float:ident, accumulator $acc:ident, bits $bits:ident, quiet NaN $nan:literal, $load:expr, $store:expr;)*) => {$(
         impl Number for $float {
             type Accumulator = $acc;
             #[inline(always)]
             fn load(self) -> $acc {
-                self as $acc
+                $load(self)
+            }
+            #[inline(always)]
+            fn scale(a: $acc, by: f32) -> $acc {
+                a * $acc::from(by)
             }
             #[inline(always)]
             fn add(a: $acc, b: $acc) -> $acc {
@@ -194,13 +359,13 @@ macro_rules! floats {
             }
             #[inline(always)]
             fn store(a: $acc) -> Self {
-                if a.is_nan() { $float::from_bits($nan) } else { a as $float }
+                if a.is_nan() { $float::from_bits($nan) } else { $store(a) }
             }
 
             type Wide = $acc;
             #[inline(always)]
             fn load_wide(self) -> $acc {
-                self as $acc
+                $load(self)
             }
             #[inline(always)]
             fn add_wide(a: $acc, b: $acc) -> $acc {
@@ -217,22 +382,25 @@ macro_rules! floats {
             type Key = $bits;
             #[inline(always)]
             fn low_key(self) -> $bits {
-                if self.is_nan() { $bits::MIN } else { flip!($bits, self.to_bits()) }
+                if self.load().is_nan() { $bits::MIN } else { flip!($bits, self.to_bits()) }
             }
             #[inline(always)]
             fn high_key(self) -> $bits {
-                if self.is_nan() { $bits::MAX } else { flip!($bits, self.to_bits()) }
+                if self.load().is_nan() { $bits::MAX } else { flip!($bits, self.to_bits()) }
             }
             #[inline(always)]
             fn from_key(key: $bits) -> Self {
-                <Self as Number>::store($float::from_bits(flip!($bits, key) as _) as $acc)
+                let float = $float::from_bits(flip!($bits, key) as _);
+                if float.load().is_nan() { $float::from_bits($nan) } else { float }
             }
         }
     )*};
 }
 floats! {
-    f32, accumulator f32, bits i32, quiet NaN 0x7fc0_0000;
-    f64, accumulator f64, bits i64, quiet NaN 0x7ff8_0000_0000_0000;
+    f32, accumulator f32, bits i32, quiet NaN 0x7fc0_0000, |x| x, |x| x;
+    f64, accumulator f64, bits i64, quiet NaN 0x7ff8_0000_0000_0000, |x| x, |x| x;
+    f16, accumulator f32, bits i16, quiet NaN 0x7e00, Half::decode, f16::encode;
+    bf16, accumulator f32, bits i16, quiet NaN 0x7fc0, Half::decode, bf16::encode;
 }
 
 macro_rules! integers {
@@ -246,6 +414,10 @@ macro_rules! integers {
             #[inline(always)]
             fn add(a: Self, b: Self) -> Self {
                 a.wrapping_add(b)
+            }
+            #[inline(always)]
+            fn scale(a: Self, _: f32) -> Self {
+                a // only floats have scales
             }
             #[inline(always)]
             fn multiply(a: Self, b: Self) -> Self {
@@ -303,10 +475,12 @@ mod tests {
     fn run<T: Element>(op: ReduceOp, sources: &[Vec<T>], finish: Option<u32>) -> Vec<T> {
         let mut data = sources.to_vec();
         let mut beside = vec![T::zeroed(); data[0].len()];
-        let sources: Vec<Address> = data.iter_mut().map(|s| Address(s.as_mut_ptr().cast())).collect();
-        let stores = [Address(beside.as_mut_ptr().cast()), sources[0]];
+        let place = |v: &mut Vec<T>| Place { start: Address(v.as_mut_ptr().cast()), narrow: false };
+        let sources: Vec<Place> = data.iter_mut().map(place).collect();
+        let stores = vec![place(&mut beside), sources[0]];
+        let ranges = Ranges { stores, sources, scales: Vec::new(), count: beside.len(), finish };
         // SAFETY: every address is of a vector of `beside.len()` elements that nobody else uses.
-        unsafe { find(op, T::TYPE).unwrap()(&stores, &sources, beside.len(), finish) };
+        unsafe { find(op, T::TYPE, None).unwrap()(&ranges) };
         assert_eq!(bytemuck::cast_slice::<T, u8>(&data[0]), bytemuck::cast_slice::<T, u8>(&beside), "{op}");
         beside
     }
@@ -411,13 +585,40 @@ mod tests {
     }
 
     #[test]
+    fn half_codes_are_those_of_the_reference() {
+        for bits in 0..=u16::MAX {
+            let (h, b) = (f16::from_bits(bits), bf16::from_bits(bits));
+            assert!(h.is_nan() && Half::decode(h).is_nan() || Half::decode(h).to_bits() == h.to_f32_const().to_bits());
+            assert!(b.is_nan() && Half::decode(b).is_nan() || Half::decode(b).to_bits() == b.to_f32_const().to_bits());
+        }
+        // Every high half, with low halves below, at and above each tie.
+        let low = [0, 1, 0x0fff, 0x1000, 0x1001, 0x2fff, 0x3000, 0x7fff, 0x8000, 0x8001, 0xffff];
+        for bits in (0..=u16::MAX).flat_map(|high| low.map(|low| u32::from(high) << 16 | low)) {
+            let x = f32::from_bits(bits);
+            let (h, b) = (f16::encode(x).to_bits(), bf16::encode(x).to_bits());
+            if x.is_nan() {
+                assert_eq!((h, b), (0x7e00, 0x7fc0));
+            } else {
+                assert_eq!(h, f16::from_f32_const(x).to_bits(), "{bits:#x}");
+                assert_eq!(b, bf16::from_f32_const(x).to_bits(), "{bits:#x}");
+            }
+            let (h, b) = (f16::saturate(x).decode(), bf16::saturate(x).decode());
+            assert_eq!((h.is_finite(), b.is_finite()), (x.is_finite(), x.is_finite()));
+        }
+        assert_eq!((f16::saturate(70000.0).to_bits(), f16::saturate(-1e9).to_bits()), (0x7bff, 0xfbff));
+    }
+
+    #[test]
     fn no_element_is_touched_beyond_the_count() {
         let mut store = vec![7i32; BLOCK + 8];
         let source = vec![1i32; BLOCK + 8];
-        let (to, from) = (Address(store.as_mut_ptr().cast()), Address(source.as_ptr().cast_mut().cast()));
+        let place = |start: *mut i32| Place { start: Address(start.cast()), narrow: false };
+        let (to, from) = (place(store.as_mut_ptr()), place(source.as_ptr().cast_mut()));
         for count in [0, 3, BLOCK + 5] {
+            let (stores, sources) = (vec![to], vec![from, from]);
+            let ranges = Ranges { stores, sources, scales: Vec::new(), count, finish: None };
             // SAFETY: `count` elements of vectors that nobody else uses; sources are not written.
-            unsafe { find(ReduceOp::Sum, DataType::I32).unwrap()(&[to], &[from, from], count, None) };
+            unsafe { find(ReduceOp::Sum, DataType::I32, None).unwrap()(&ranges) };
             let touched = store.iter().take_while(|v| **v == 2).count();
             assert_eq!((touched, store[count..].iter().all(|v| *v == 7)), (count, true));
         }

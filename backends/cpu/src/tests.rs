@@ -174,6 +174,8 @@ fn kernels_over_a_corrupt_import_are_wrong() {
         op: ReduceOp::Sum,
         dtype: DataType::U8,
         finish: None,
+        scales: Vec::new(),
+        wire: None,
     };
     let commands = rig.device.prepare(&[Op::Kernel(kernel)]).unwrap();
     rig.submit(commands, &[], 1).unwrap();
@@ -455,7 +457,15 @@ fn kernels_bind_no_transfer_memory_and_finish_over_somebody() {
     let kernel = |memory, finish| {
         let (to, from) = (all(rig.buffer(Memory::Device)), all(rig.buffer(memory)));
         let (op, dtype) = (ReduceOp::Average, DataType::I32);
-        rig.device.prepare(&[Op::Kernel(Kernel { stores: vec![to], sources: vec![from], op, dtype, finish })])
+        rig.device.prepare(&[Op::Kernel(Kernel {
+            stores: vec![to],
+            sources: vec![from],
+            op,
+            dtype,
+            finish,
+            scales: Vec::new(),
+            wire: None,
+        })])
     };
     assert!(kernel(Memory::Mapped, Some(1)).is_ok());
     for (memory, finish) in [(Memory::Upload, None), (Memory::Download, None), (Memory::Device, Some(0))] {

@@ -364,7 +364,7 @@ impl Device for Broken {
         let memory = self.inner.export(buffer, kind)?;
         match self.fault {
             Fault::ExportsOtherPages => {
-                let desc = BufferDesc { size: memory.size(), memory: Memory::Upload, exportable: true };
+                let desc = BufferDesc { size: memory.size, memory: Memory::Upload, exportable: true };
                 self.inner.export(self.inner.create_buffer(&desc)?, kind)
             }
             _ => Ok(memory),
@@ -372,7 +372,7 @@ impl Device for Broken {
     }
     fn import(&self, memory: &SharedMemory) -> Result<BufferId> {
         if self.fault == Fault::ImportsOtherPages {
-            return self.create_buffer(&BufferDesc { size: memory.size(), memory: Memory::Upload, exportable: false });
+            return self.create_buffer(&BufferDesc { size: memory.size, memory: Memory::Upload, exportable: false });
         }
         let buffer = self.inner.import(memory)?;
         self.state().newest.insert(buffer.index, buffer);

@@ -41,7 +41,7 @@ pub(crate) struct ProxyDevice<A: ProxyApi> {
 const STAGE: u64 = 16 << 20;
 /// How long a read or a write waits for the queue.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What offsets and sizes of copies are multiples of.
+/// What a kernel reads and writes at a time.
 const WORD: u64 = 4;
 
 impl<A: ProxyApi> ProxyDevice<A> {
@@ -71,7 +71,9 @@ impl<A: ProxyApi> ProxyDevice<A> {
             return Err(refuse(format!("{} lacks {what}", exposed.info.name)));
         }
         let mapped = features.contains(wgt::Features::MAPPABLE_PRIMARY_BUFFERS);
-        let wanted_features = features & (wgt::Features::IMMEDIATES | wgt::Features::MAPPABLE_PRIMARY_BUFFERS);
+        let int64 = features.contains(wgt::Features::SHADER_INT64);
+        let useful = wgt::Features::MAPPABLE_PRIMARY_BUFFERS | wgt::Features::SHADER_INT64;
+        let wanted_features = features & (wgt::Features::IMMEDIATES | useful);
         let id = DeviceId::unique();
         let software = exposed.info.device_type == wgt::DeviceType::Cpu;
         let opened = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -94,7 +96,7 @@ impl<A: ProxyApi> ProxyDevice<A> {
             workgroups: has.max_compute_workgroups_per_dimension.min(65_535),
         };
         // An invocation takes at most 32,768 turns of its loops in all, and `count` and `stride` fit 32 bits.
-        let turns = 32_768 / (1 + kernels::SOURCES + kernels::STORES) as u64;
+        let turns = 32_768 / (1 + kernels::ACCESSES) as u64;
         let invocations = u64::from(windows.workgroups) * u64::from(kernels::WORKGROUP);
         let limits = Limits {
             gated: false,
@@ -103,15 +105,17 @@ impl<A: ProxyApi> ProxyDevice<A> {
             mapped,
             max_sources: kernels::SOURCES as u32,
             max_bindings: kernels::BINDINGS as u32,
-            max_kernel_elements: ((windows.size - windows.alignment) / WORD).min(invocations * turns),
+            // Of the widest type, so that a range of any fits a window.
+            max_kernel_elements: ((windows.size - windows.alignment) / 8).min(invocations * turns),
             write_granularity: WORD,
-            copy_granularity: WORD,
+            copy_granularity: 1,
             longest_wait: A::LONGEST_WAIT,
             memory_export: vec![SharedKind::Host],
             memory_import: vec![],
             timeline_export: false,
             timeline_import: false,
-            kernels: kernels::all().collect(),
+            // hal does not let f64 through to a driver.
+            kernels: kernels::all(int64, false).collect(),
         };
         let about = &api::infos::<A>()[index];
         Ok(Arc::new(ProxyDevice {
@@ -121,7 +125,13 @@ impl<A: ProxyApi> ProxyDevice<A> {
             transfers: Timeline::new(&gpu)?,
             queue: Queue::new(gpu.clone()),
             adapter: index,
-            info: Info { id, name: about.name.clone(), driver: about.driver.clone(), backend: A::BACKEND.name() },
+            info: Info {
+                id,
+                name: about.name.clone(),
+                driver: about.driver.clone(),
+                backend: A::BACKEND.name(),
+                address: None,
+            },
             limits,
             windows,
             max_buffer_size: has.max_buffer_size,

@@ -120,9 +120,9 @@ fn compile<A: ProxyApi>(
 ) -> std::result::Result<A::ComputePipeline, String> {
     use naga::valid::{Capabilities, ValidationFlags, Validator};
     let module = naga::front::wgsl::parse_str(source).map_err(|e| e.emit_to_string(source))?;
-    let info = Validator::new(ValidationFlags::all(), Capabilities::IMMEDIATES)
-        .validate(&module)
-        .map_err(|e| e.emit_to_string(source))?;
+    let capabilities = Capabilities::IMMEDIATES | Capabilities::SHADER_INT64;
+    let info =
+        Validator::new(ValidationFlags::all(), capabilities).validate(&module).map_err(|e| e.emit_to_string(source))?;
     let shader = hal::ShaderInput::Naga(hal::NagaShader { module: Cow::Owned(module), info, debug_source: None });
     let desc = hal::ShaderModuleDescriptor { label: None, runtime_checks: wgt::ShaderRuntimeChecks::unchecked() };
     // SAFETY: unchecked shaders must neither leave their bindings nor loop forever. Every loop counts up to a

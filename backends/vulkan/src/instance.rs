@@ -3,7 +3,7 @@
 //! A process has one instance at a time, made when it is first needed and destroyed with the last device on it. A
 //! physical device is named by place, PCI address, name or UUID; by UUID alone nothing is ever told apart, because
 //! copies of a driver share one.
-use crate::spirv::FloatControls;
+use crate::spirv::{FloatControls, Rules};
 use allhands_contract::{Error, Result};
 use ash::{ext, vk};
 use std::{
@@ -67,7 +67,7 @@ pub struct AdapterInfo {
 
 /// An instance, ours or an app's.
 pub(crate) struct Instance {
-    pub entry: ash::Entry,
+    _entry: ash::Entry,
     pub raw: ash::Instance,
     /// Whether it is destroyed with this.
     owned: bool,
@@ -97,13 +97,13 @@ impl Instance {
             vk::Result::ERROR_INCOMPATIBLE_DRIVER => "no Vulkan driver was found".to_string(),
             e => format!("the Vulkan loader makes no instance: {e:?}"),
         })?;
-        let instance = Arc::new(Instance { entry, raw, owned: true });
+        let instance = Arc::new(Instance { _entry: entry, raw, owned: true });
         *shared = Arc::downgrade(&instance);
         Ok(instance)
     }
     /// An app's, which keeps it.
     pub fn lent(entry: ash::Entry, raw: ash::Instance) -> Arc<Self> {
-        Arc::new(Instance { entry, raw, owned: false })
+        Arc::new(Instance { _entry: entry, raw, owned: false })
     }
     /// Every physical device that it shows.
     pub fn physicals(&self) -> std::result::Result<Vec<Physical>, String> {
@@ -171,6 +171,9 @@ pub(crate) struct Physical {
     /// Whether it has timeline semaphores.
     pub timelines: bool,
     pub floats: FloatControls,
+    /// Whether shaders have integers of 64 bits, and floats.
+    pub int64: bool,
+    pub float64: bool,
     /// What addresses and sizes of imported host memory are multiples of.
     pub host_alignment: u64,
     pub max_allocation: u64,
@@ -206,6 +209,8 @@ impl Physical {
             extensions,
             timelines: false,
             floats: FloatControls::default(),
+            int64: false,
+            float64: false,
             host_alignment: 0,
             max_allocation: u64::MAX,
         };
@@ -230,6 +235,7 @@ impl Physical {
         let mut features = vk::PhysicalDeviceFeatures2::default().push_next(&mut f12);
         // SAFETY: the device has Vulkan 1.2.
         unsafe { instance.get_physical_device_features2(handle, &mut features) };
+        let (int64, float64) = (features.features.shader_int64, features.features.shader_float64);
         let driver = format!("{} {}", text(v12.driver_name_as_c_str()), text(v12.driver_info_as_c_str()));
         if !driver.trim().is_empty() {
             physical.driver = driver.trim().to_string();
@@ -245,10 +251,19 @@ impl Physical {
         physical.host_alignment = host.min_imported_host_pointer_alignment;
         physical.timelines = f12.timeline_semaphore == vk::TRUE;
         physical.floats = FloatControls {
-            keep_nan: v12.shader_signed_zero_inf_nan_preserve_float32 == vk::TRUE,
-            keep_subnormals: v12.shader_denorm_preserve_float32 == vk::TRUE,
-            round_to_even: v12.shader_rounding_mode_rte_float32 == vk::TRUE,
+            bits32: Rules {
+                keep_nan: v12.shader_signed_zero_inf_nan_preserve_float32 == vk::TRUE,
+                keep_subnormals: v12.shader_denorm_preserve_float32 == vk::TRUE,
+                round_to_even: v12.shader_rounding_mode_rte_float32 == vk::TRUE,
+            },
+            bits64: Rules {
+                keep_nan: v12.shader_signed_zero_inf_nan_preserve_float64 == vk::TRUE,
+                keep_subnormals: v12.shader_denorm_preserve_float64 == vk::TRUE,
+                round_to_even: v12.shader_rounding_mode_rte_float64 == vk::TRUE,
+            },
         };
+        physical.int64 = int64 == vk::TRUE;
+        physical.float64 = float64 == vk::TRUE;
         physical
     }
     pub fn has(&self, extension: &CStr) -> bool {

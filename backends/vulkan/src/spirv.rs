@@ -1,13 +1,20 @@
 //! What WGSL cannot say of its arithmetic, added to the SPIR-V that naga makes of it.
 //!
 //! WGSL lets a compiler flush subnormals, believe that there are no NaNs, and fuse a product with a sum. SPIR-V can
-//! forbid each: by execution modes of the entry point (SPV_KHR_float_controls) and by a decoration of every result
-//! that is not to be fused. A module is a header and a sequence of instructions in a fixed order of sections, so
+//! forbid each: by execution modes of the entry point (SPV_KHR_float_controls), for each width of floats that the
+//! module has, and by a decoration of every result that is not to be fused. A module is a header and a sequence of instructions in a fixed order of sections, so
 //! new ones are put at the ends of theirs.
 
-/// Which rules for 32-bit floats a device offers.
+/// Which rules a device offers for floats of 32 and of 64 bits.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(crate) struct FloatControls {
+    pub bits32: Rules,
+    pub bits64: Rules,
+}
+
+/// Which rules a device offers for floats of one width.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(crate) struct Rules {
     /// NaN, infinities and the sign of zero are kept.
     pub keep_nan: bool,
     /// Subnormals are kept.
@@ -21,6 +28,7 @@ const OP_EXTENSION: u16 = 10;
 const OP_ENTRY_POINT: u16 = 15;
 const OP_EXECUTION_MODE: u16 = 16;
 const OP_CAPABILITY: u16 = 17;
+const OP_TYPE_FLOAT: u16 = 22;
 const OP_DECORATE: u16 = 71;
 const NO_CONTRACTION: u32 = 42;
 /// Each is a capability and an execution mode: number of the one, number of the other.
@@ -31,17 +39,9 @@ const ROUNDING_MODE_RTE: (u32, u32) = (4467, 4462);
 /// Adds to `module` every rule that the device offers, and forbids contraction of all its float arithmetic. `None` if it is not a
 /// module with an entry point.
 pub(crate) fn harden(module: &[u32], controls: FloatControls) -> Option<Vec<u32>> {
-    let rules: Vec<(u32, u32)> = [
-        (controls.keep_subnormals, DENORM_PRESERVE),
-        (controls.keep_nan, SIGNED_ZERO_INF_NAN_PRESERVE),
-        (controls.round_to_even, ROUNDING_MODE_RTE),
-    ]
-    .into_iter()
-    .filter_map(|(offered, rule)| offered.then_some(rule))
-    .collect();
     // Ends of the sections that grow.
     let (mut capabilities, mut extensions, mut modes, mut decorations) = (HEADER, HEADER, HEADER, None);
-    let (mut entry, mut results) = (None, Vec::new());
+    let (mut entry, mut results, mut widths) = (None, Vec::new(), Vec::new());
     let mut at = HEADER;
     while at < module.len() {
         let (opcode, length) = (module[at] as u16, (module[at] >> 16) as usize);
@@ -52,25 +52,49 @@ pub(crate) fn harden(module: &[u32], controls: FloatControls) -> Option<Vec<u32>
             OP_EXTENSION => extensions = end,
             OP_ENTRY_POINT => (entry, modes) = (words.get(2).copied(), end),
             OP_EXECUTION_MODE => modes = end,
-            _ if is_type_or_global(opcode) => decorations = decorations.or(Some(at)),
+            _ if is_type_or_global(opcode) => {
+                decorations = decorations.or(Some(at));
+                widths.extend(words.get(2).filter(|_| opcode == OP_TYPE_FLOAT));
+            }
             _ if is_float_arithmetic(opcode) => results.push(*words.get(2)?),
             _ => {}
         }
         at = end;
     }
     let (entry, decorations) = (entry?, decorations?);
+    let rules: Vec<(u32, u32, u32)> = [(32, controls.bits32), (64, controls.bits64)]
+        .into_iter()
+        .filter(|(width, _)| widths.contains(width))
+        .flat_map(|(width, offered)| offered.list().map(move |(capability, mode)| (capability, mode, width)))
+        .collect();
     let mut hardened = module[..capabilities].to_vec();
-    rules.iter().for_each(|(capability, _)| instruction(&mut hardened, OP_CAPABILITY, &[*capability]));
+    for (i, (capability, ..)) in rules.iter().enumerate() {
+        if rules[..i].iter().all(|(earlier, ..)| earlier != capability) {
+            instruction(&mut hardened, OP_CAPABILITY, &[*capability]);
+        }
+    }
     hardened.extend(&module[capabilities..extensions]);
     if !rules.is_empty() {
         instruction(&mut hardened, OP_EXTENSION, &text("SPV_KHR_float_controls"));
     }
     hardened.extend(&module[extensions..modes]);
-    rules.iter().for_each(|(_, mode)| instruction(&mut hardened, OP_EXECUTION_MODE, &[entry, *mode, 32]));
+    rules.iter().for_each(|(_, mode, width)| instruction(&mut hardened, OP_EXECUTION_MODE, &[entry, *mode, *width]));
     hardened.extend(&module[modes..decorations]);
     results.iter().for_each(|id| instruction(&mut hardened, OP_DECORATE, &[*id, NO_CONTRACTION]));
     hardened.extend(&module[decorations..]);
     Some(hardened)
+}
+
+impl Rules {
+    /// Capability and execution mode of each.
+    fn list(self) -> impl Iterator<Item = (u32, u32)> {
+        let all = [
+            (self.keep_subnormals, DENORM_PRESERVE),
+            (self.keep_nan, SIGNED_ZERO_INF_NAN_PRESERVE),
+            (self.round_to_even, ROUNDING_MODE_RTE),
+        ];
+        all.into_iter().filter_map(|(offered, rule)| offered.then_some(rule))
+    }
 }
 
 fn instruction(words: &mut Vec<u32>, opcode: u16, operands: &[u32]) {
@@ -100,7 +124,8 @@ mod tests {
     use super::*;
     use std::collections::HashMap;
 
-    const ALL: FloatControls = FloatControls { keep_nan: true, keep_subnormals: true, round_to_even: true };
+    const RULES: Rules = Rules { keep_nan: true, keep_subnormals: true, round_to_even: true };
+    const ALL: FloatControls = FloatControls { bits32: RULES, bits64: RULES };
 
     /// One compute shader: two additions, of which one of integers, and a product.
     fn module() -> Vec<u32> {
@@ -155,7 +180,9 @@ mod tests {
             (counts[&17], counts.get(&10).copied().unwrap_or(0), counts[&16])
         };
         assert_eq!(only(FloatControls::default()), (1, 0, 1));
-        assert_eq!(only(FloatControls { keep_nan: true, ..Default::default() }), (2, 1, 2));
+        let nan = Rules { keep_nan: true, ..Default::default() };
+        assert_eq!(only(FloatControls { bits32: nan, ..Default::default() }), (2, 1, 2));
+        assert_eq!(only(FloatControls { bits64: RULES, ..Default::default() }), (1, 0, 1), "it has no f64");
         assert_eq!(only(ALL), (4, 1, 4));
     }
 

@@ -91,7 +91,7 @@ pub fn ops(s: &str) -> Result<List<ReduceOp>, String> {
     s.split(',').map(one).collect::<Result<_, _>>().map(List)
 }
 
-/// Whose devices ranks run on when none are named. Auto: every Vulkan GPU, or the host where there is none.
+/// Whose devices ranks run on when none are named. Auto: every GPU, or the host where there is none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 pub enum Backend {
     Auto,
@@ -103,31 +103,23 @@ pub enum Backend {
 impl Backend {
     /// Its devices, at least one.
     pub fn devices(self) -> Result<Vec<DeviceName>, Failure> {
-        let found = || -> Vec<DeviceName> {
-            devices::found().into_iter().filter(|d| matches!(d, DeviceName::ProxyVulkan(_))).collect()
+        let of = |wanted: fn(&DeviceName) -> bool, names: Vec<DeviceName>| -> Result<Vec<DeviceName>, Failure> {
+            let names: Vec<DeviceName> = names.into_iter().filter(wanted).collect();
+            let none = "no Vulkan driver was found; --backend cpu runs on the host";
+            if names.is_empty() { Err(Failure::Run(none.into())) } else { Ok(names) }
         };
         match self {
             Backend::Cpu => Ok(vec![DeviceName::Cpu]),
-            Backend::Vulkan => Err(Failure::Usage(
-                "the vulkan backend is not in this build; --backend proxy reaches the same GPUs".into(),
-            )),
-            Backend::Proxy => match found() {
-                none if none.is_empty() => {
-                    Err(Failure::Run("no Vulkan driver was found; --backend cpu runs on the host".into()))
-                }
-                found => Ok(found),
-            },
-            Backend::Auto => match found() {
-                none if none.is_empty() => Ok(vec![DeviceName::Cpu]),
-                found => Ok(found),
-            },
+            Backend::Vulkan => of(|d| matches!(d, DeviceName::Vulkan(_)), devices::every()),
+            Backend::Proxy => of(|d| matches!(d, DeviceName::ProxyVulkan(_)), devices::every()),
+            Backend::Auto => of(|_| true, devices::found()).or(Ok(vec![DeviceName::Cpu])),
         }
     }
 }
 
 /// Opens a device for each of `ranks` ranks, going round the list.
 pub fn open(names: &[DeviceName], ranks: usize) -> Result<Vec<Arc<dyn Device>>, Failure> {
-    names.iter().cycle().take(ranks).map(|name| Ok(devices::open(*name)?)).collect()
+    names.iter().cycle().take(ranks).map(|name| Ok(devices::open(name)?)).collect()
 }
 
 #[cfg(test)]

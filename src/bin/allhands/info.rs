@@ -5,13 +5,13 @@ use crate::{
     say,
 };
 use allhands::{
-    Communicator, DataType, Link, ReduceOp,
+    Algorithm, Arithmetic, Collective, Communicator, DataType, Device, Link, Property, ReduceOp, Verdict,
     contract::{Info as Identity, Limits, SharedKind},
     devices::{self, DeviceName},
 };
 use serde::Serialize;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 #[derive(clap::Args, Debug)]
 pub struct Info {
@@ -44,7 +44,7 @@ struct Tried {
 
 impl Info {
     pub fn run(&self) -> Result<(), Failure> {
-        let found = devices::found();
+        let found = devices::every();
         let names = match &self.devices {
             Some(List(names)) => names.clone(),
             None => args::Backend::Auto.devices()?,
@@ -57,14 +57,18 @@ impl Info {
         }
         let comm = builder.build()?;
         let links: Vec<Pair> = comm.links().iter().map(pair).collect();
-        let ranks: Vec<DeviceName> = names.iter().copied().cycle().take(opened.len()).collect();
+        let ranks: Vec<DeviceName> = names.iter().cloned().cycle().take(opened.len()).collect();
         if self.json {
-            let described = names.iter().zip(&opened);
+            let described = (0..).zip(names.iter().zip(&opened));
+            let json_of = |(rank, (name, device)): (u32, (&DeviceName, &Arc<dyn Device>))| {
+                device_json(name, device.info(), device.limits(), comm.arithmetic(rank))
+            };
             let json = json!({
                 "found": found.iter().map(DeviceName::to_string).collect::<Vec<_>>(),
-                "devices": described.map(|(n, d)| device_json(n, d.info(), d.limits())).collect::<Vec<_>>(),
+                "devices": described.map(json_of).collect::<Vec<_>>(),
                 "ranks": ranks.iter().map(DeviceName::to_string).collect::<Vec<_>>(),
                 "links": links,
+                "switch_points": switch_points_json(&comm),
             });
             return say(format_args!("{json:#}"));
         }
@@ -72,13 +76,16 @@ impl Info {
         for (i, (name, device)) in names.iter().zip(&opened).enumerate() {
             if !names[..i].contains(name) {
                 text += &format!("\n{}", device_text(name, device.info(), device.limits()));
+                text += &arithmetic_text(comm.arithmetic(i as u32));
             }
         }
         text.push('\n');
         for (rank, name) in ranks.iter().enumerate() {
             text += &format!("rank {rank} on {name}\n");
         }
-        say(format_args!("{text}\n{}", links_text(&links).trim_end()))
+        text += &format!("\n{}", links_text(&links));
+        text += &format!("\n{}", switch_points_text(&comm));
+        say(text.trim_end())
     }
 }
 
@@ -186,7 +193,80 @@ fn device_text(name: &DeviceName, info: &Identity, limits: &Limits) -> String {
     out
 }
 
-fn device_json(name: &DeviceName, info: &Identity, limits: &Limits) -> Value {
+fn arithmetic_text(arithmetic: &Arithmetic) -> String {
+    let mut out = String::new();
+    for verdict in &arithmetic.verdicts {
+        let what = match (verdict.is_sound(), verdict.broken.is_empty()) {
+            (true, true) => "keeps every rule",
+            (true, false) => "flushes subnormals: results with them may differ from another device's",
+            (false, _) => "left to the host",
+        };
+        let start = if out.is_empty() { "arithmetic" } else { "" };
+        out += &format!("  {start:<10} {:<5} {what}\n", verdict.dtype);
+        for (property, case) in &verdict.broken {
+            out += &format!("  {:<10} {:<5} {property}: {case}\n", "", "");
+        }
+    }
+    out
+}
+
+fn arithmetic_json(arithmetic: &Arithmetic) -> Value {
+    let one = |verdict: &Verdict| {
+        let mut json = json!({ "type": verdict.dtype.name(), "reduces": verdict.is_sound() });
+        for property in Property::ALL {
+            let broken = verdict.broken.iter().find(|(p, _)| *p == property);
+            json[property.name()] = broken.map_or(json!(true), |(_, case)| json!(case));
+        }
+        json
+    };
+    arithmetic.verdicts.iter().map(one).collect()
+}
+
+/// The types that all_reduce chooses for alike share a line.
+fn switch_points(comm: &Communicator) -> Vec<(Vec<DataType>, Vec<(u64, Algorithm)>)> {
+    let mut lines: Vec<(Vec<DataType>, Vec<(u64, Algorithm)>)> = Vec::new();
+    for dtype in DataType::ALL.into_iter().filter(|t| allhands::supported(Some(ReduceOp::Sum), *t)) {
+        let points = comm.switch_points(&Collective::AllReduce, dtype);
+        match lines.iter_mut().find(|(_, of)| *of == points) {
+            Some((types, _)) => types.push(dtype),
+            None => lines.push((vec![dtype], points)),
+        }
+    }
+    lines
+}
+
+fn switch_points_text(comm: &Communicator) -> String {
+    let mut out = String::from("all_reduce, sum, takes unless another is named:\n");
+    for (types, points) in switch_points(comm) {
+        let types = types.iter().map(|t| t.name()).collect::<Vec<_>>().join(" ");
+        let from = |(bytes, algorithm): &(u64, Algorithm)| format!("{algorithm} from {}", bytes_text(*bytes));
+        out += &format!("  {types}: {}\n", points.iter().map(from).collect::<Vec<_>>().join(", "));
+    }
+    out
+}
+
+fn switch_points_json(comm: &Communicator) -> Value {
+    let point = |(bytes, algorithm): &(u64, Algorithm)| json!({ "bytes": bytes, "algorithm": algorithm.name() });
+    let one = |(types, points): &(Vec<DataType>, Vec<(u64, Algorithm)>)| {
+        json!({
+            "collective": Collective::AllReduce.name(),
+            "types": types.iter().map(|t| t.name()).collect::<Vec<_>>(),
+            "from": points.iter().map(point).collect::<Vec<_>>(),
+        })
+    };
+    switch_points(comm).iter().map(one).collect()
+}
+
+/// A power of two.
+fn bytes_text(bytes: u64) -> String {
+    match bytes.ilog2() {
+        power @ 20.. => format!("{} MiB", 1_u64 << (power - 20)),
+        power @ 10.. => format!("{} KiB", 1_u64 << (power - 10)),
+        power => format!("{} B", 1_u64 << power),
+    }
+}
+
+fn device_json(name: &DeviceName, info: &Identity, limits: &Limits, arithmetic: &Arithmetic) -> Value {
     let kinds = |list: &[SharedKind]| list.iter().map(|k| kind_name(*k)).collect::<Vec<_>>();
     json!({
         "name": name.to_string(),
@@ -206,6 +286,7 @@ fn device_json(name: &DeviceName, info: &Identity, limits: &Limits) -> Value {
         "memory_import": kinds(&limits.memory_import),
         "timeline_export": limits.timeline_export,
         "timeline_import": limits.timeline_import,
+        "arithmetic": arithmetic_json(arithmetic),
         "kernels": limits.kernels.iter().map(|(op, t)| json!([op.name(), t.name()])).collect::<Vec<_>>(),
     })
 }
@@ -221,6 +302,29 @@ fn kind_name(kind: SharedKind) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn arithmetic_is_told_rule_by_rule() {
+        let verdict = |dtype, broken| Verdict { dtype, broken };
+        let flush = vec![(Property::SubnormalInput, "product of 1".into())];
+        let nan = vec![(Property::Nan, "max of 2".into())];
+        let verdicts =
+            vec![verdict(DataType::F32, flush), verdict(DataType::F16, nan), verdict(DataType::F64, Vec::new())];
+        let arithmetic = Arithmetic { verdicts };
+        let text = arithmetic_text(&arithmetic);
+        for line in ["f32   flushes", "subnormal_input: product", "f16   left to the host", "f64   keeps every rule"] {
+            assert!(text.contains(line), "{text}");
+        }
+        let json = arithmetic_json(&arithmetic);
+        assert_eq!((&json[0]["reduces"], &json[1]["reduces"]), (&json!(true), &json!(false)));
+        assert_eq!((&json[1]["nan"], &json[1]["rounding"]), (&json!("max of 2"), &json!(true)));
+    }
+
+    #[test]
+    fn sizes_are_told_in_binary_units() {
+        let texts = [4, 512, 1 << 10, 512 << 10, 1 << 20, 256 << 20].map(bytes_text);
+        assert_eq!(texts, ["4 B", "512 B", "1 KiB", "512 KiB", "1 MiB", "256 MiB"]);
+    }
 
     #[test]
     fn pairs_with_the_same_end_share_a_line() {

@@ -5,6 +5,7 @@
 //! | `info` | devices, and how each pair of them reaches each other |
 //! | `perf` | sweeps, with nccl-tests' flags and columns |
 //! | `plan` | a schedule as text or a picture, without devices |
+//! | `prove` | whether cards can write into each other's memory, each pair in a child process |
 //! | `args` | what words mean |
 //! | `kind` | collectives: sizes, bandwidth factors, where data lies |
 //! | `reference` `verify` | what goes in, what must come out, and whether it did |
@@ -18,6 +19,7 @@ mod kind;
 mod measure;
 mod perf;
 mod plan;
+mod prove;
 mod reference;
 mod row;
 mod verify;
@@ -42,6 +44,8 @@ enum Command {
     Perf(Box<perf::Perf>),
     /// Show the schedule of a collective, with its cost
     Plan(plan::Plan),
+    /// Prove peer access between cards, and keep the result
+    Prove(prove::Prove),
 }
 
 impl Command {
@@ -51,6 +55,7 @@ impl Command {
             Command::Info(info) => info.run().map(|()| 0),
             Command::Perf(perf) => perf.run(),
             Command::Plan(plan) => plan.run().map(|()| 0),
+            Command::Prove(prove) => prove.run().map(|()| 0),
         }
     }
 }

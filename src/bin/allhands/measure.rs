@@ -310,7 +310,7 @@ mod tests {
     use allhands::devices::{DeviceName, open};
 
     fn communicator(ranks: u32) -> Communicator {
-        let device = |_| open(DeviceName::Cpu).unwrap();
+        let device = |_| open(&DeviceName::Cpu).unwrap();
         (0..ranks).map(device).fold(Communicator::builder(), |b, d| b.rank(d)).build().unwrap()
     }
 

@@ -2,84 +2,113 @@
 //! them in rank order by the rules of [`allhands::ReduceOp`].
 use crate::kind::{Job, Kind};
 use allhands::{DataType, ReduceOp};
+use half::{bf16, f16};
 use std::fmt::Display;
 
 /// An element that can be drawn and folded. Drawn floats are finite, of both signs, of magnitude 1/4 to 4: their folds
-/// are finite up to 60 ranks, so the reference needs no rule for NaN.
+/// are finite in f32 up to 60 ranks, so the reference needs no rule for NaN.
 pub trait Value: bytemuck::Pod + PartialEq + Display {
     const TYPE: DataType;
     /// What an output holds before a call: a NaN, or an unlikely integer.
     const POISON: Self;
+    /// The distance from 1 to the next value; of an integer 0.
+    const EPSILON: f64;
+    /// What a fold accumulates in: f32 (f64 for f64); the integer itself, or 64 bits of it for an average.
+    type Accumulator: Copy + Default;
     fn draw(hash: u32) -> Self;
-    fn add(self, other: Self) -> Self;
-    fn multiply(self, other: Self) -> Self;
-    fn least(self, other: Self) -> Self;
-    fn average(sources: &[&[Self]], out: &mut [Self]);
+    fn load(self) -> Self::Accumulator;
+    fn add(a: Self::Accumulator, b: Self::Accumulator) -> Self::Accumulator;
+    fn multiply(a: Self::Accumulator, b: Self::Accumulator) -> Self::Accumulator;
+    fn divide(a: Self::Accumulator, ranks: usize) -> Self::Accumulator;
+    /// Rounds, or wraps.
+    fn store(a: Self::Accumulator) -> Self;
+    fn is_less(self, other: Self) -> bool;
     fn as_f64(self) -> f64;
 }
 
 /// Elements folded at a time: the accumulators stay in the first-level cache.
 const BLOCK: usize = 1024;
 
-impl Value for f32 {
-    const TYPE: DataType = DataType::F32;
-    const POISON: f32 = f32::from_bits(0x7fc0_dead);
-    fn draw(hash: u32) -> f32 {
-        f32::from_bits(hash & 0x807f_ffff | (125 + (hash >> 23 & 3)) << 23)
-    }
-    fn add(self, other: f32) -> f32 {
-        self + other
-    }
-    fn multiply(self, other: f32) -> f32 {
-        self * other
-    }
-    fn least(self, other: f32) -> f32 {
-        if other < self { other } else { self }
-    }
-    fn average(sources: &[&[f32]], out: &mut [f32]) {
-        fold_with(sources, out, f32::add);
-        let share = 1.0 / sources.len() as f32;
-        out.iter_mut().for_each(|x| *x *= share);
-    }
-    fn as_f64(self) -> f64 {
-        self.into()
-    }
+macro_rules! floats {
+    ($($t:ident $name:ident in $acc:ident, poison $poison:literal, $draw:expr, $load:expr, $store:expr;)*) => {$(
+        impl Value for $t {
+            const TYPE: DataType = DataType::$name;
+            const POISON: $t = $t::from_bits($poison);
+            const EPSILON: f64 = 1.0 / (1_u64 << ($t::MANTISSA_DIGITS - 1)) as f64;
+            type Accumulator = $acc;
+            fn draw(hash: u32) -> $t {
+                $t::from_bits($draw(hash))
+            }
+            fn load(self) -> $acc {
+                $load(self)
+            }
+            fn add(a: $acc, b: $acc) -> $acc {
+                a + b
+            }
+            fn multiply(a: $acc, b: $acc) -> $acc {
+                a * b
+            }
+            fn divide(a: $acc, ranks: usize) -> $acc {
+                a * (1.0 / ranks as $acc)
+            }
+            fn store(a: $acc) -> $t {
+                $store(a)
+            }
+            fn is_less(self, other: $t) -> bool {
+                self < other
+            }
+            fn as_f64(self) -> f64 {
+                self.into()
+            }
+        }
+    )*};
+}
+floats! {
+    f32 F32 in f32, poison 0x7fc0_dead, |h: u32| h & 0x807f_ffff | (125 + (h >> 23 & 3)) << 23, |x| x, |x| x;
+    f16 F16 in f32, poison 0x7ead, |h: u32| (h & 0x83ff | (13 + (h >> 16 & 3)) << 10) as u16, f16::to_f32, f16::from_f32;
+    bf16 Bf16 in f32, poison 0x7fad, |h: u32| (h & 0x807f | (125 + (h >> 16 & 3)) << 7) as u16, bf16::to_f32, bf16::from_f32;
+    f64 F64 in f64, poison 0x7ff8_dead_dead_dead, |h: u32| {
+        let (high, low) = (u64::from(h), u64::from(mix(h)));
+        (high & 1) << 63 | (1021 + (high >> 1 & 3)) << 52 | (high >> 3 & 0xf_ffff) << 32 | low
+    }, |x| x, |x| x;
 }
 
 macro_rules! integers {
-    ($($t:ident $wide:ident $name:ident),*) => {$(impl Value for $t {
+    ($($t:ident $name:ident in $wide:ident;)*) => {$(impl Value for $t {
         const TYPE: DataType = DataType::$name;
         const POISON: $t = 0xdead_beef_u32 as $t;
+        const EPSILON: f64 = 0.0;
+        type Accumulator = $wide;
         fn draw(hash: u32) -> $t {
-            hash as $t
+            (u64::from(mix(hash)) << 32 | u64::from(hash)) as $t
         }
-        fn add(self, other: $t) -> $t {
-            self.wrapping_add(other)
+        fn load(self) -> $wide {
+            self as $wide
         }
-        fn multiply(self, other: $t) -> $t {
-            self.wrapping_mul(other)
+        fn add(a: $wide, b: $wide) -> $wide {
+            a.wrapping_add(b)
         }
-        fn least(self, other: $t) -> $t {
-            self.min(other)
+        fn multiply(a: $wide, b: $wide) -> $wide {
+            a.wrapping_mul(b)
         }
-        fn average(sources: &[&[$t]], out: &mut [$t]) {
-            let ranks = sources.len() as $wide;
-            let mut sums = [0; BLOCK];
-            for (block, out) in out.chunks_mut(BLOCK).enumerate() {
-                let sums = &mut sums[..out.len()];
-                sums.fill(0);
-                for source in sources {
-                    sums.iter_mut().zip(&source[block * BLOCK..]).for_each(|(s, x)| *s += *x as $wide);
-                }
-                out.iter_mut().zip(sums).for_each(|(o, s)| *o = (*s / ranks) as $t);
-            }
+        fn divide(a: $wide, ranks: usize) -> $wide {
+            a / ranks as $wide
+        }
+        fn store(a: $wide) -> $t {
+            a as $t
+        }
+        fn is_less(self, other: $t) -> bool {
+            self < other
         }
         fn as_f64(self) -> f64 {
-            self.into()
+            self as f64
         }
     })*};
 }
-integers!(i32 i64 I32, u32 u64 U32);
+integers! {
+    i8 I8 in i64; i32 I32 in i64; i64 I64 in i64;
+    u8 U8 in u64; u32 U32 in u64; u64 U64 in u64;
+}
 
 /// Fills a rank's input for one repetition.
 pub fn draw<T: Value>(rank: u32, repetition: u32, out: &mut [T]) {
@@ -89,20 +118,22 @@ pub fn draw<T: Value>(rank: u32, repetition: u32, out: &mut [T]) {
 
 /// `out[i]` = the fold of `sources[..][i]` in order.
 pub fn fold<T: Value>(op: ReduceOp, sources: &[&[T]], out: &mut [T]) {
+    let ranks = sources.len();
     match op {
-        ReduceOp::Sum => fold_with(sources, out, T::add),
-        ReduceOp::Product => fold_with(sources, out, T::multiply),
-        ReduceOp::Min => fold_with(sources, out, T::least),
-        ReduceOp::Max => fold_with(sources, out, |a, b| if a.least(b) == a { b } else { a }),
-        ReduceOp::Average => T::average(sources, out),
+        ReduceOp::Sum => accumulate(sources, out, T::add, |a| a),
+        ReduceOp::Product => accumulate(sources, out, T::multiply, |a| a),
+        ReduceOp::Average => accumulate(sources, out, T::add, |a| T::divide(a, ranks)),
+        ReduceOp::Min => choose(sources, out, |a, b| if b.is_less(a) { b } else { a }),
+        ReduceOp::Max => choose(sources, out, |a, b| if a.is_less(b) { b } else { a }),
     }
 }
 
-/// How far a result in another order than the ranks' may lie from the fold. With u = 2^-24, a sum of n values in any
-/// order is within (n-1) u S of the exact one, S the sum of magnitudes; so two orders differ by at most n 2^-23 S. An
-/// average by that over n and its own rounding, which n over n-1 covers for n > 1; a product by n 2^-23 of itself.
+/// How far a result in another order than the ranks' may lie from the fold. With u half the distance from 1 to the
+/// next value of the type (every hop rounds to it), a sum of n values in any order is within (n-1) u S of the exact one, S
+/// the sum of magnitudes; so two orders differ by at most 2 n u S. An average by that over n and its own rounding, which n
+/// over n-1 covers for n > 1; a product by 2 n u of itself.
 pub fn tolerances<T: Value>(op: ReduceOp, sources: &[&[T]], folded: &[T]) -> Vec<f64> {
-    let unit = sources.len() as f64 * f64::from(f32::EPSILON);
+    let unit = sources.len() as f64 * T::EPSILON;
     let magnitude = |i: usize| sources.iter().map(|s| s[i].as_f64().abs()).sum::<f64>();
     let one = |i| match op {
         ReduceOp::Product => unit * T::as_f64(folded[i]).abs(),
@@ -137,13 +168,28 @@ pub fn expect<T: Value>(job: &Job, rank: u32, inputs: &[&[T]], folded: &[T], out
     }
 }
 
-fn fold_with<T: Value>(sources: &[&[T]], out: &mut [T], f: impl Fn(T, T) -> T) {
+fn accumulate<T: Value>(
+    sources: &[&[T]],
+    out: &mut [T],
+    f: impl Fn(T::Accumulator, T::Accumulator) -> T::Accumulator,
+    finish: impl Fn(T::Accumulator) -> T::Accumulator,
+) {
+    let mut sums = [T::Accumulator::default(); BLOCK];
     for (block, out) in out.chunks_mut(BLOCK).enumerate() {
         let part = block * BLOCK..block * BLOCK + out.len();
-        out.copy_from_slice(&sources[0][part.clone()]);
+        let sums = &mut sums[..out.len()];
+        sums.iter_mut().zip(&sources[0][part.clone()]).for_each(|(s, x)| *s = x.load());
         for source in &sources[1..] {
-            out.iter_mut().zip(&source[part.clone()]).for_each(|(o, x)| *o = f(*o, *x));
+            sums.iter_mut().zip(&source[part.clone()]).for_each(|(s, x)| *s = f(*s, x.load()));
         }
+        out.iter_mut().zip(sums).for_each(|(o, s)| *o = T::store(finish(*s)));
+    }
+}
+
+fn choose<T: Value>(sources: &[&[T]], out: &mut [T], f: impl Fn(T, T) -> T) {
+    out.copy_from_slice(&sources[0][..out.len()]);
+    for source in &sources[1..] {
+        out.iter_mut().zip(*source).for_each(|(o, x)| *o = f(*o, *x));
     }
 }
 

@@ -148,7 +148,8 @@ pub struct Call {
     pub unit: u64,
     /// What order is promised.
     pub order: FoldOrder,
-    /// Where each rank's input lies, piece after piece.
+    /// Where each rank's input lies, piece after piece. A rank that has none though the collective reduces it
+    /// contributes nothing: [`Program::neutral`] stands in for it.
     pub inputs: Vec<Vec<Extent>>,
     /// Where each rank's output lies, piece after piece.
     pub outputs: Vec<Vec<Extent>>,
@@ -163,6 +164,8 @@ pub struct Program {
     pub calls: Vec<Call>,
     /// Where.
     pub memories: Vec<Memory>,
+    /// Memory full of what no fold changes with. Nobody writes it.
+    pub neutral: Vec<MemoryId>,
 }
 
 impl Program {

@@ -293,6 +293,7 @@ fn a_trace_may_lie_in_pieces_and_run_in_groups() {
     let moved = |group, from, to| Work { kind: Kind::Copy, group, srcs: vec![from], dsts: vec![to] };
     let node = |event| Node { actor: 0, label: Label::Text("a submission".into()), after: vec![], event };
     let build = |groups: [u32; 4]| Program {
+        neutral: Vec::new(),
         memories: vec![memory(64), memory(64)],
         calls: vec![Call {
             shape: shape(Collective::AllGather, 1, 6),

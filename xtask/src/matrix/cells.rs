@@ -1,28 +1,9 @@
 //! The cells of the test matrix, as data: which drivers a process finds, which devices the collectives run on, and what
 //! is run there.
 
-use super::runner::{Check, Runner};
-use super::validation;
-use crate::drivers::{Driver, GLES, LLVMPIPE, VALIDATION};
-use crate::json::Value;
-use std::process::Command;
-use std::time::Duration;
-
-/// The collectives that the command line measures.
-const COLLECTIVES: [&str; 10] = [
-    "all_reduce",
-    "reduce_scatter",
-    "all_gather",
-    "broadcast",
-    "reduce",
-    "gather",
-    "scatter",
-    "all_to_all",
-    "sendrecv",
-    "barrier",
-];
-/// No single program takes nearly as long on two slow cores: one that does hangs.
-pub const LIMIT: Duration = Duration::from_secs(300);
+use super::runner::Runner;
+use super::{validation, work};
+use crate::drivers::{self, Driver};
 
 /// One cell: an environment and what runs in it.
 pub struct Cell {
@@ -34,16 +15,27 @@ pub struct Cell {
     pub drivers: &'static [&'static Driver],
     /// The devices that must exist; ranks go round them. Empty: not a cell of devices.
     pub devices: &'static str,
-    /// Further variables.
-    pub variables: &'static [(&'static str, &'static str)],
+    /// The package whose devices they are, and whose tests run: the cell is there if the package is.
+    pub backend: &'static str,
+    /// Variables of an environment, and of another in which all runs again.
+    pub variants: &'static [Variables],
+    /// The paths that are forced, one after the other, on the collectives.
+    pub paths: &'static [&'static str],
+    /// Whether the collectives' loops run in full; else they run in their fast slice.
+    pub full: bool,
+    /// Whether the cell may be left out where its drivers are not to be had.
+    pub optional: bool,
     /// The smallest run that has this cell.
     pub level: Level,
     /// What runs.
     pub work: fn(&mut Runner),
 }
 
+/// Names and values.
+pub type Variables = &'static [(&'static str, &'static str)];
+
 /// How much is run: each level has the cells of those before it.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     /// While one works.
     Quick,
@@ -64,169 +56,281 @@ impl Level {
     }
 }
 
-/// All cells, in the order they run.
+/// The package of devices over wgpu-hal.
+pub const PROXY: &str = "backends/proxy";
+/// The package of devices over Vulkan itself.
+pub const VULKAN: &str = "backends/vulkan";
+
+/// What most cells have in common.
+const CELL: Cell = Cell {
+    name: "",
+    what: "",
+    drivers: &[],
+    devices: "",
+    backend: PROXY,
+    variants: &[&[]],
+    paths: &["auto"],
+    full: false,
+    optional: false,
+    level: Level::Standard,
+    work: work::devices,
+};
+
+const FOUR_OF_PROXY: &str = "proxy-vulkan:0,proxy-vulkan:1,proxy-vulkan:2,proxy-vulkan:3";
+const FOUR_OF_VULKAN: &str = "vulkan:0,vulkan:1,vulkan:2,vulkan:3";
+/// Of the ways that software drivers have; the relay carries progress, as none of them shares timelines.
+const EVERY_PATH: &[&str] = &["auto", "copied", "shared-host"];
+
+/// All cells, in the order they start.
 pub const CELLS: &[Cell] = &[
     Cell {
         name: "host",
         what: "unit tests, schedule proofs, conformance of the cpu device, doctests, examples; no driver",
-        drivers: &[],
-        devices: "",
-        variables: &[],
+        backend: "",
         level: Level::Quick,
-        work: host,
+        work: work::host,
+        ..CELL
     },
     Cell {
         name: "cpu",
         what: "collectives on cpu devices",
-        drivers: &[],
         devices: "cpu",
-        variables: &[],
+        backend: "",
+        full: true,
         level: Level::Quick,
-        work: collectives,
+        work: work::collectives,
+        ..CELL
     },
     Cell {
         name: "llvmpipe",
         what: "collectives and conformance on the distribution's software Vulkan driver",
-        drivers: &[&LLVMPIPE],
+        drivers: &[&drivers::LLVMPIPE],
         devices: "proxy-vulkan:0",
-        variables: &[],
+        full: true,
         level: Level::Quick,
-        work: devices,
+        ..CELL
+    },
+    Cell {
+        name: "perf",
+        what: "the command line: every collective, several types, operations and rank counts, each result checked",
+        drivers: &[&drivers::LLVMPIPE],
+        work: work::perf,
+        ..CELL
     },
     Cell {
         name: "gles",
         what: "collectives and conformance on the distribution's software OpenGL ES driver",
-        drivers: &[&GLES],
+        drivers: &[&drivers::GLES],
         devices: "proxy-gles:0",
-        variables: &[],
-        level: Level::Standard,
-        work: devices,
+        ..CELL
     },
     Cell {
-        name: "mixed",
-        what: "collectives over a cpu, a Vulkan and an OpenGL ES device together",
-        drivers: &[&LLVMPIPE, &GLES],
-        devices: "cpu,proxy-vulkan:0,proxy-gles:0",
-        variables: &[],
-        level: Level::Standard,
-        work: collectives,
+        name: "swiftshader",
+        what: "collectives and conformance on a Vulkan driver of another vendor",
+        drivers: &[&drivers::SWIFTSHADER],
+        devices: "proxy-vulkan:0",
+        ..CELL
+    },
+    Cell {
+        name: "mixed-drivers",
+        what: "collectives over llvmpipe, SwiftShader, an OpenGL ES device and the host together",
+        drivers: &[&drivers::LLVMPIPE, &drivers::SWIFTSHADER, &drivers::GLES],
+        devices: "proxy-vulkan:0,proxy-vulkan:1,proxy-gles:0,cpu",
+        work: work::collectives,
+        ..CELL
+    },
+    Cell {
+        name: "copies",
+        what: "collectives over four physical devices that share one UUID",
+        drivers: &[&drivers::COPIES],
+        devices: FOUR_OF_PROXY,
+        work: work::collectives,
+        ..CELL
+    },
+    Cell {
+        name: "subgroups",
+        what: "as llvmpipe, with subgroups of 4 and then of 16, compiled anew",
+        drivers: &[&drivers::LLVMPIPE],
+        devices: "proxy-vulkan:0",
+        variants: &[
+            &[("LP_NATIVE_VECTOR_WIDTH", "128"), ("MESA_SHADER_CACHE_DISABLE", "1")],
+            &[("LP_NATIVE_VECTOR_WIDTH", "512"), ("MESA_SHADER_CACHE_DISABLE", "1")],
+        ],
+        ..CELL
+    },
+    Cell {
+        name: "mesa25",
+        what: "collectives and conformance on a newer llvmpipe",
+        drivers: &[&drivers::MESA25],
+        devices: "proxy-vulkan:0",
+        optional: true,
+        ..CELL
     },
     Cell {
         name: "validation",
         what: "the Vulkan work under the Khronos validation layer, which must report a seeded mistake and nothing else",
-        drivers: &[&LLVMPIPE, &VALIDATION],
+        drivers: &[&drivers::LLVMPIPE, &drivers::VALIDATION],
         devices: "proxy-vulkan:0",
-        variables: &[],
-        level: Level::Standard,
         work: validation::watched,
+        ..CELL
     },
     Cell {
-        name: "perf",
+        name: "validation-new",
+        what: "the same under the newest layer",
+        drivers: &[&drivers::LLVMPIPE, &drivers::VALIDATION_NEW],
+        devices: "proxy-vulkan:0",
+        work: validation::watched,
+        ..CELL
+    },
+    Cell {
+        name: "vulkan",
+        what: "Vulkan natively on the distribution's software driver, by each path",
+        drivers: &[&drivers::LLVMPIPE],
+        devices: "vulkan:0",
+        backend: VULKAN,
+        paths: EVERY_PATH,
+        ..CELL
+    },
+    Cell {
+        name: "vulkan-copies",
+        what: "Vulkan natively over four physical devices that share one UUID, by each path",
+        drivers: &[&drivers::COPIES],
+        devices: FOUR_OF_VULKAN,
+        backend: VULKAN,
+        paths: EVERY_PATH,
+        work: work::collectives,
+        ..CELL
+    },
+    Cell {
+        name: "vulkan-swiftshader",
+        what: "Vulkan natively on a driver of another vendor, by each path",
+        drivers: &[&drivers::SWIFTSHADER],
+        devices: "vulkan:0",
+        backend: VULKAN,
+        paths: EVERY_PATH,
+        ..CELL
+    },
+    Cell {
+        name: "vulkan-mixed",
+        what: "collectives over two drivers natively, one through wgpu-hal, and the host together",
+        drivers: &[&drivers::LLVMPIPE, &drivers::SWIFTSHADER],
+        devices: "vulkan:0,vulkan:1,proxy-vulkan:0,cpu",
+        backend: VULKAN,
+        work: work::collectives,
+        ..CELL
+    },
+    Cell {
+        name: "vulkan-mesa25",
+        what: "Vulkan natively on a driver that takes a memfd for a dma-buf, by each path",
+        drivers: &[&drivers::MESA25],
+        devices: "vulkan:0",
+        backend: VULKAN,
+        paths: EVERY_PATH,
+        optional: true,
+        work: work::memfd,
+        ..CELL
+    },
+    Cell {
+        name: "vulkan-validation",
+        what: "the native Vulkan work under the Khronos validation layer, as above",
+        drivers: &[&drivers::LLVMPIPE, &drivers::VALIDATION],
+        devices: "vulkan:0",
+        backend: VULKAN,
+        work: validation::watched,
+        ..CELL
+    },
+    Cell {
+        name: "radv-null",
+        what: "every native pipeline compiled to RDNA3 code, by AMD's driver without its hardware",
+        drivers: &[&drivers::RADV_NULL],
+        backend: VULKAN,
+        work: work::pipelines,
+        ..CELL
+    },
+    Cell {
+        name: "subgroups-full",
+        what: "as subgroups, with the collectives in full",
+        drivers: &[&drivers::LLVMPIPE],
+        devices: "proxy-vulkan:0",
+        variants: &[
+            &[("LP_NATIVE_VECTOR_WIDTH", "128"), ("MESA_SHADER_CACHE_DISABLE", "1")],
+            &[("LP_NATIVE_VECTOR_WIDTH", "512"), ("MESA_SHADER_CACHE_DISABLE", "1")],
+        ],
+        full: true,
+        level: Level::Extended,
+        ..CELL
+    },
+    Cell {
+        name: "mesa26",
+        what: "collectives and conformance on the newest llvmpipe, with a C library of its own",
+        drivers: &[&drivers::MESA26],
+        devices: "proxy-vulkan:0",
+        level: Level::Extended,
+        ..CELL
+    },
+    Cell {
+        name: "vulkan-mesa26",
+        what: "Vulkan natively on the newest llvmpipe, by each path",
+        drivers: &[&drivers::MESA26],
+        devices: "vulkan:0",
+        backend: VULKAN,
+        paths: EVERY_PATH,
+        level: Level::Extended,
+        ..CELL
+    },
+    Cell {
+        name: "perf-full",
         what: "the command line: every collective, type, operation and rank count, each result checked",
-        drivers: &[&LLVMPIPE],
-        devices: "",
-        variables: &[],
-        level: Level::Standard,
-        work: perf,
+        drivers: &[&drivers::LLVMPIPE],
+        level: Level::Extended,
+        work: work::perf_full,
+        ..CELL
     },
     Cell {
-        name: "llvmpipe-subgroup-4",
-        what: "as llvmpipe, with 128-bit vectors and so subgroups of 4",
-        drivers: &[&LLVMPIPE],
-        devices: "proxy-vulkan:0",
-        variables: &[("LP_NATIVE_VECTOR_WIDTH", "128"), ("MESA_SHADER_CACHE_DISABLE", "1")],
+        name: "vm",
+        what: "real dma-bufs, in a virtual machine",
+        backend: VULKAN,
         level: Level::Extended,
-        work: devices,
-    },
-    Cell {
-        name: "llvmpipe-subgroup-16",
-        what: "as llvmpipe, with 512-bit vectors and so subgroups of 16",
-        drivers: &[&LLVMPIPE],
-        devices: "proxy-vulkan:0",
-        variables: &[("LP_NATIVE_VECTOR_WIDTH", "512"), ("MESA_SHADER_CACHE_DISABLE", "1")],
-        level: Level::Extended,
-        work: devices,
+        work: work::machine,
+        ..CELL
     },
 ];
 
-/// The package whose integration tests need a device.
-const PROXY: &str = "backends/proxy";
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
 
-/// The test programs that a cell of GPU devices runs, as package and name: those that must be there, then whatever else
-/// the device's package has, so that a new test file is run without being named here.
-pub fn device_tests(runner: &Runner) -> Vec<(&'static str, String)> {
-    let mut tests = vec![(PROXY, "conformance".to_owned()), ("", "suite".to_owned())];
-    for binary in runner.binaries.iter().filter(|b| b.kind == "test" && b.package == PROXY && b.name != "conformance") {
-        tests.push((PROXY, binary.name.clone()));
+    #[test]
+    fn names_are_unique_and_fit_the_table() {
+        let names: BTreeSet<_> = CELLS.iter().map(|cell| cell.name).collect();
+        assert_eq!(names.len(), CELLS.len());
+        assert!(names.iter().all(|name| !name.is_empty() && name.len() <= 20 && !name.contains([',', ' ', '/'])));
     }
-    tests
-}
 
-fn collectives(runner: &mut Runner) {
-    runner.required_harness("", "suite", LIMIT);
-}
-
-fn devices(runner: &mut Runner) {
-    for (package, name) in device_tests(runner) {
-        runner.required_harness(package, &name, LIMIT);
-    }
-}
-
-/// Whatever tests no other cell runs.
-fn host(runner: &mut Runner) {
-    for binary in runner.binaries.iter().filter(|binary| binary.test) {
-        let elsewhere = binary.package == PROXY || (binary.package.is_empty() && binary.name == "suite");
-        if binary.kind != "test" || !elsewhere {
-            runner.harness(&binary.label(), Command::new(&binary.path), LIMIT);
+    #[test]
+    fn a_cell_has_the_drivers_of_its_devices() {
+        for cell in CELLS {
+            let drivers: Vec<_> = cell.drivers.iter().map(|driver| driver.name).collect();
+            let vulkan = ["llvmpipe", "swiftshader", "mesa25", "mesa26"].iter().filter(|d| drivers.contains(d)).count()
+                + if drivers.contains(&"copies") { 4 } else { 0 };
+            for device in cell.devices.split(',').filter(|device| *device != "cpu" && !device.is_empty()) {
+                let (kind, index) = device.split_once(':').unwrap();
+                let index: usize = index.parse().unwrap();
+                match kind {
+                    "proxy-gles" => assert!(index == 0 && drivers.contains(&"gles"), "{}", cell.name),
+                    "vulkan" => assert!(index < vulkan && cell.backend == VULKAN, "{}", cell.name),
+                    kind => assert!(kind == "proxy-vulkan" && index < vulkan, "{}", cell.name),
+                }
+            }
+            assert!(!cell.variants.is_empty() && !cell.paths.is_empty(), "{} would run nothing", cell.name);
         }
     }
-    let mut doctests = runner.workspace.cargo();
-    doctests.args(["test", "--doc", "--workspace", "--"]);
-    runner.harness("doctests", doctests, LIMIT);
-    for binary in runner.binaries.iter().filter(|b| b.kind == "example" && !b.test && b.package.is_empty()) {
-        runner.check(&binary.label(), Command::new(&binary.path), LIMIT, &|_| Ok(()));
-    }
-}
 
-fn perf(runner: &mut Runner) {
-    let sweep = "-g 1,2,3,4,5,8 -d all -o all -b 4 -e 1M -f 4 -n 2 -w 1";
-    for backend in ["cpu", "proxy"] {
-        for collective in COLLECTIVES {
-            let arguments = format!("{collective} {sweep} --backend {backend}");
-            measure(runner, &format!("perf {collective} {backend}"), &arguments, &|_| Ok(()));
+    #[test]
+    fn only_the_backports_may_be_missing() {
+        for cell in CELLS.iter().filter(|cell| cell.optional) {
+            assert!(cell.drivers.iter().any(|driver| driver.name == "mesa25"), "{}", cell.name);
         }
     }
-    let one_shot = "all_reduce -g 2,4 -b 4 -e 1M -f 4 -n 2 -w 1 --backend proxy --algorithm one-shot";
-    measure(runner, "perf all_reduce proxy one-shot", one_shot, &|rows| {
-        let elsewhere = rows.iter().filter_map(|row| row.get("reduced_on")?.text()).find(|place| *place != "device");
-        match elsewhere {
-            Some(place) => Err(format!("a one-shot all_reduce was reduced on `{place}`, not on the device")),
-            None if rows.iter().all(|row| row.get("reduced_on").is_some()) => Ok(()),
-            None => Err("a row does not say where it was reduced".into()),
-        }
-    });
-}
-
-/// One run of `allhands perf`: it must exit 0 and report rows, none of them with a wrong element.
-fn measure(runner: &mut Runner, label: &str, arguments: &str, rows: Check<[Value]>) {
-    let Some(program) = runner.binaries.iter().find(|b| b.kind == "bin" && b.name == "allhands" && !b.test) else {
-        return runner.fail(label, "cargo built no `allhands` program");
-    };
-    let report = runner.reports.join(format!("{}.json", label.replace(' ', "-")));
-    // A report left from an earlier run must not stand for this one.
-    let _ = std::fs::remove_file(&report);
-    let mut command = Command::new(&program.path);
-    command.arg("perf").args(arguments.split(' ')).arg("-J").arg(&report);
-    runner.check(label, command, LIMIT, &|_| {
-        let text = std::fs::read_to_string(&report).map_err(|e| format!("it wrote no {}: {e}", report.display()))?;
-        let value = Value::parse(&text).ok_or_else(|| format!("{} is not JSON", report.display()))?;
-        let measured = value.get("rows").map(Value::items).unwrap_or_default();
-        if measured.is_empty() {
-            return Err("it measured nothing".into());
-        }
-        match value.get("wrong") {
-            Some(Value::Number(0.0)) => rows(measured),
-            other => Err(format!("wrong elements: {other:?}")),
-        }
-    });
 }

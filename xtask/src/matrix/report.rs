@@ -17,7 +17,11 @@ impl Outcome<'_> {
     /// The cell's row in the table.
     pub fn line(&self) -> String {
         let Tally { passed, failed, skipped, .. } = self.tally;
-        let verdict = if failed == 0 { "ok" } else { "FAILED" };
+        let verdict = match &self.tally.left_out {
+            _ if failed > 0 => "FAILED",
+            Some(_) => "skipped",
+            None => "ok",
+        };
         row([
             self.cell.name,
             &self.drivers(),
@@ -43,16 +47,17 @@ pub fn write(outcomes: &[Outcome], path: &Path) -> Result<(), String> {
     let cells: Vec<_> = outcomes
         .iter()
         .map(|outcome| {
-            let Tally { passed, failed, skipped, failures } = &outcome.tally;
+            let Tally { passed, failed, skipped, failures, left_out } = &outcome.tally;
             let failures: Vec<_> = failures.iter().map(|failure| quote(failure)).collect();
             format!(
                 "{{\"cell\":{},\"drivers\":{},\"devices\":{},\"passed\":{passed},\"failed\":{failed},\"skipped\":{skipped},\
-                 \"seconds\":{:.3},\"failures\":[{}]}}",
+                 \"seconds\":{:.3},\"failures\":[{}],\"left_out\":{}}}",
                 quote(outcome.cell.name),
                 quote(&outcome.drivers()),
                 quote(outcome.cell.devices),
                 outcome.seconds,
-                failures.join(",")
+                failures.join(","),
+                left_out.as_deref().map_or("null".into(), quote)
             )
         })
         .collect();
@@ -72,6 +77,11 @@ pub fn print(outcomes: &[Outcome], reports: &Path, elapsed: Duration) {
             println!("    {failure}");
         }
     }
+    for outcome in outcomes {
+        if let Some(reason) = &outcome.tally.left_out {
+            println!("\n{} was left out, as it may be: {reason}", outcome.cell.name);
+        }
+    }
     println!("\n{}", row(["cell", "drivers", "devices", "passed", "failed", "skipped", "seconds", ""]));
     for outcome in outcomes {
         println!("{}", outcome.line());
@@ -84,7 +94,7 @@ pub fn print(outcomes: &[Outcome], reports: &Path, elapsed: Duration) {
 }
 
 fn row([cell, drivers, devices, passed, failed, skipped, seconds, verdict]: [&str; 8]) -> String {
-    format!("{cell:<20} {drivers:<19} {devices:<31} {passed:>6} {failed:>6} {skipped:>7} {seconds:>7}  {verdict}")
+    format!("{cell:<18} {drivers:<25} {devices:<44.44} {passed:>6} {failed:>6} {skipped:>7} {seconds:>7}  {verdict}")
 }
 
 fn totals(outcomes: &[Outcome]) -> (u32, u32, u32) {

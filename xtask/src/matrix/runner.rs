@@ -1,13 +1,15 @@
 //! Running the programs of one cell and counting what they report.
 
-use super::cells::Cell;
+use super::cells::{Cell, Level};
 use crate::drivers::Environment;
 use crate::process::{self, Finished};
 use crate::workspace::{Binary, Workspace};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A further condition on something that ran; the error is the reason of the failure.
@@ -22,12 +24,19 @@ pub struct Tally {
     pub skipped: u32,
     /// Each failure and its reason.
     pub failures: Vec<String>,
+    /// Why nothing ran, where that is allowed.
+    pub left_out: Option<String>,
 }
 
 impl Tally {
     /// A cell that never ran has failed once.
     pub fn not_set_up(reason: String) -> Self {
         Self { failed: 1, failures: vec![reason], ..Self::default() }
+    }
+
+    /// An optional cell that never ran.
+    pub fn left_out(reason: String) -> Self {
+        Self { skipped: 1, left_out: Some(reason), ..Self::default() }
     }
 
     /// Reads a test harness's lines.
@@ -59,13 +68,33 @@ impl Tally {
     }
 }
 
+/// An integration test of the workspace.
+pub struct Test<'a> {
+    pub package: &'a str,
+    pub name: &'a str,
+    /// What of it: all if `None`.
+    pub filter: Option<&'a str>,
+}
+
+impl<'a> Test<'a> {
+    /// All of it.
+    pub fn all(package: &'a str, name: &'a str) -> Self {
+        Self { package, name, filter: None }
+    }
+}
+
+/// The collectives, on the devices of the cell.
+pub const SUITE: Test<'static> = Test { package: "", name: "suite", filter: None };
+
 /// Runs programs in one cell.
 pub struct Runner<'a> {
     pub workspace: &'a Workspace,
     pub binaries: &'a [Binary],
     /// Where logs and reports go.
     pub reports: &'a Path,
-    cell: &'a Cell,
+    pub cell: &'a Cell,
+    /// How much is run.
+    pub level: Level,
     environment: Environment,
     log: File,
     tally: Tally,
@@ -77,14 +106,15 @@ impl<'a> Runner<'a> {
         workspace: &'a Workspace,
         binaries: &'a [Binary],
         cell: &'a Cell,
+        level: Level,
         mut environment: Environment,
         reports: &'a Path,
     ) -> Result<Self, String> {
         if !cell.devices.is_empty() {
             environment.set("ALLHANDS_DEVICES", cell.devices);
         }
-        for (name, value) in cell.variables {
-            environment.set(name, value);
+        if !cell.full {
+            environment.set("ALLHANDS_QUICK", "1");
         }
         let path = reports.join(format!("{}.log", cell.name));
         let mut log = File::create(&path).map_err(|e| format!("cannot write {}: {e}", path.display()))?;
@@ -92,7 +122,7 @@ impl<'a> Runner<'a> {
             // As in `process`: a lost log line is no lost result.
             let _ = writeln!(log, "{line}");
         }
-        Ok(Self { workspace, binaries, reports, cell, environment, log, tally: Tally::default() })
+        Ok(Self { workspace, binaries, reports, cell, level, environment, log, tally: Tally::default() })
     }
 
     /// What was counted in all.
@@ -100,17 +130,35 @@ impl<'a> Runner<'a> {
         self.tally
     }
 
-    /// Runs the integration test `name` of `package`; that it is missing or runs no test is a failure.
-    /// Gives its output, for a further look.
-    pub fn required_harness(&mut self, package: &str, name: &str, limit: Duration) -> Option<Finished> {
+    /// Runs an integration test with the variables of a variant and others that force a choice; that it is missing or runs
+    /// no test is a failure. Gives its output, for a further look.
+    pub fn required(
+        &mut self,
+        test: &Test,
+        variant: &[(&'static str, &'static str)],
+        forced: &[(&'static str, &'static str)],
+        limit: Duration,
+    ) -> Option<Finished> {
+        let Test { package, name, filter } = *test;
         let found = self.binaries.iter().find(|b| b.test && b.kind == "test" && b.package == package && b.name == name);
         let Some(binary) = found else {
             let file = Path::new(package).join("tests").join(name);
             self.fail(name, &format!("{}.rs is not there to be run", file.display()));
             return None;
         };
+        let mut label = binary.label();
+        let plain = self.environment.clone();
+        for (name, value) in variant.iter().chain(forced) {
+            self.environment.set(name, value);
+        }
+        for (name, value) in [variant.first(), forced.first()].into_iter().flatten() {
+            label += &format!(" {}={value}", name.trim_start_matches("ALLHANDS_").to_lowercase());
+        }
         let before = self.tally.passed + self.tally.failed;
-        let finished = self.harness(&binary.label(), Command::new(&binary.path), limit);
+        let mut command = Command::new(&binary.path);
+        command.args(filter);
+        let finished = self.harness(&label, command, limit);
+        self.environment = plain;
         if before == self.tally.passed + self.tally.failed {
             self.fail(name, "ran no test");
         }
@@ -171,25 +219,48 @@ impl<'a> Runner<'a> {
         self.tally.passed += 1;
     }
 
-    fn start(&mut self, label: &str, mut command: Command, limit: Duration) -> Finished {
-        self.environment.apply(&mut command);
-        let live = std::io::stdout().is_terminal();
+    fn start(&mut self, label: &str, command: Command, limit: Duration) -> Finished {
+        let command = self.environment.apply(command);
         let (started, cell) = (Instant::now(), self.cell.name);
         let (mut done, mut shown) = (0, started);
-        process::run(command, limit, &mut self.log, &mut |line| {
+        let finished = process::run(command, limit, &mut self.log, &mut |line| {
             done += u32::from(line.is_some_and(|line| line.ends_with("... ok")));
-            if live && shown.elapsed() > Duration::from_millis(100) {
+            if shown.elapsed() > Duration::from_millis(100) {
                 shown = Instant::now();
-                print!("\r\x1b[K  {cell:<14} {label:.50}  {done} passed so far, {} s", started.elapsed().as_secs());
-                let _ = std::io::stdout().flush();
+                show(cell, Some(format!("{cell} {label}: {done} passed, {} s", started.elapsed().as_secs())));
             }
-        })
+        });
+        show(cell, None);
+        finished
     }
 
     fn say(&self, label: &str, verdict: &str, started: Instant) {
-        let clear = if std::io::stdout().is_terminal() { "\r\x1b[K" } else { "" };
-        println!("{clear}  {:<14} {label:<46} {verdict} in {:.1} s", self.cell.name, started.elapsed().as_secs_f64());
+        let seconds = started.elapsed().as_secs_f64();
+        print_line(&format!("  {:<18} {label:<54} {verdict} in {seconds:.1} s", self.cell.name));
     }
+}
+
+/// Prints a line above the one that tells what is running.
+pub fn print_line(line: &str) {
+    let clear = if std::io::stdout().is_terminal() { "\r\x1b[K" } else { "" };
+    println!("{clear}{line}");
+}
+
+/// What is running, on one line that is written over and over: none where output is no terminal.
+fn show(cell: &'static str, text: Option<String>) {
+    static RUNNING: Mutex<BTreeMap<&str, String>> = Mutex::new(BTreeMap::new());
+    if !std::io::stdout().is_terminal() {
+        return;
+    }
+    let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+    match text {
+        Some(text) => running.insert(cell, text),
+        None => running.remove(cell),
+    };
+    let line = running.values().map(String::as_str).collect::<Vec<_>>().join("; ");
+    print!("\r\x1b[K  {line:.110}");
+    // What cannot be shown is no result.
+    let _ = std::io::stdout().flush();
 }
 
 #[cfg(test)]

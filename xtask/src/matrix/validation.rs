@@ -1,8 +1,8 @@
 //! The validation cell. First the canary shows that the layer sees a mistake of each kind that matters, then the Vulkan
 //! work runs under it, and every message that the allowlist does not explain is a failure.
 
-use super::cells;
-use super::runner::Runner;
+use super::runner::{Runner, SUITE, Test};
+use super::work;
 use crate::process::Finished;
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -36,8 +36,11 @@ pub fn watched(runner: &mut Runner) {
             }
         });
     }
-    for (package, name) in cells::device_tests(runner) {
-        let Some(finished) = runner.required_harness(package, &name, cells::LIMIT) else { continue };
+    let names = work::device_tests(runner);
+    let own = names.iter().map(|name| Test::all(runner.cell.backend, name));
+    for test in own.chain([SUITE]) {
+        let name = test.name;
+        let Some(finished) = runner.required(&test, &[], &[], work::LIMIT) else { continue };
         match seen(&finished).map(|mut seen| {
             seen.retain(|id, _| !allowed.contains_key(id.as_str()));
             seen
@@ -58,8 +61,11 @@ fn seen(finished: &Finished) -> Result<BTreeMap<String, (u32, String)>, String> 
         return Err("the validation layer was not there: the loader put it before no device".into());
     }
     let mut seen = BTreeMap::new();
-    for (id, text) in finished.lines.iter().filter_map(|line| message(line)) {
-        seen.entry(id.to_owned()).or_insert_with(|| (0, text.chars().take(400).collect())).0 += 1;
+    for (n, line) in finished.lines.iter().enumerate() {
+        let Some((id, text)) = message(line) else { continue };
+        // Version 1.4 of the layer says what is wrong on the line after.
+        let more = if text.contains(':') { "" } else { finished.lines.get(n + 1).map_or("", String::as_str) };
+        seen.entry(id.to_owned()).or_insert_with(|| (0, format!("{text} {more}").chars().take(600).collect())).0 += 1;
     }
     Ok(seen)
 }
@@ -102,6 +108,15 @@ mod tests {
     fn a_run_without_the_layer_proves_nothing() {
         let finished = Finished { status: None, reason: None, lines: vec!["test result: ok. 1 passed".into()] };
         assert!(seen(&finished).is_err());
+    }
+
+    #[test]
+    fn the_words_of_a_message_may_be_on_the_next_line() {
+        let lines = [INSERTED, "Validation Error: [ S-X ] | MessageID = 0x1", "vkCmdDispatch(): hazard", "Objects: 3"];
+        let finished = Finished { status: None, reason: None, lines: lines.map(str::to_owned).into() };
+        let seen = seen(&finished).unwrap();
+        assert_eq!(seen["S-X"].0, 1);
+        assert!(seen["S-X"].1.ends_with("vkCmdDispatch(): hazard"));
     }
 
     #[test]

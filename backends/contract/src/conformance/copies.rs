@@ -179,7 +179,15 @@ fn kernels_see_copies_and_copies_see_kernels(device: &Arc<dyn Device>) -> Outcom
     rig.write(upload, &a)?;
     rig.write(download, &pattern(8, 1024))?;
     let all = |buffer| Range::new(buffer, 0, 1024);
-    let kernel = Kernel { stores: vec![all(x)], sources: vec![all(x), all(y)], op, dtype, finish: Some(2) };
+    let kernel = Kernel {
+        stores: vec![all(x)],
+        sources: vec![all(x), all(y)],
+        op,
+        dtype,
+        finish: Some(2),
+        scales: Vec::new(),
+        wire: None,
+    };
     rig.run(&[
         copy(upload, 0, x, 0, 1024),
         Op::Barrier,

@@ -12,10 +12,34 @@ pub(super) struct Folded {
 /// `finish(fold(sources))`.
 pub(super) fn fold(op: ReduceOp, dtype: DataType, sources: &[u64], finish: Option<u32>) -> Folded {
     if dtype.is_float() {
-        floats(op, dtype, sources, finish)
+        floats(op, dtype, sources, finish, &[])
     } else {
         Folded { bits: integers(op, dtype, sources, finish), subnormal: false }
     }
+}
+
+/// The sum of products with `scales`.
+pub(super) fn scaled(dtype: DataType, sources: &[u64], scales: &[f32]) -> Folded {
+    floats(ReduceOp::Sum, dtype, sources, None, scales)
+}
+
+/// `finish(fold(sources))` of f32 that crosses as `wire`.
+pub(super) fn crossed(op: ReduceOp, wire: DataType, sources: &[u64], finish: Option<u32>) -> Folded {
+    let rounded: Vec<u64> = sources.iter().map(|x| through(wire, *x)).collect();
+    let folded = fold(op, DataType::F32, &rounded, finish);
+    Folded { bits: through(wire, folded.bits), ..folded }
+}
+
+/// An f32 that has been `wire`.
+pub(super) fn through(wire: DataType, bits: u64) -> u64 {
+    encode(DataType::F32, decode(wire, saturate(wire, bits)))
+}
+
+/// An f32 as `wire`: what is finite stays finite.
+pub(super) fn saturate(wire: DataType, bits: u64) -> u64 {
+    let (x, (sign, infinity, _)) = (decode(DataType::F32, bits), layout(wire));
+    let h = encode(wire, x);
+    if x.is_finite() && h & (sign - 1) == infinity { h - 1 } else { h }
 }
 
 fn integers(op: ReduceOp, dtype: DataType, sources: &[u64], finish: Option<u32>) -> u64 {
@@ -55,7 +79,7 @@ fn integers(op: ReduceOp, dtype: DataType, sources: &[u64], finish: Option<u32>)
     finished & (u64::MAX >> (64 - bits))
 }
 
-fn floats(op: ReduceOp, dtype: DataType, sources: &[u64], finish: Option<u32>) -> Folded {
+fn floats(op: ReduceOp, dtype: DataType, sources: &[u64], finish: Option<u32>, scales: &[f32]) -> Folded {
     if matches!(op, ReduceOp::Min | ReduceOp::Max) {
         return extremes(op, dtype, sources);
     }
@@ -69,10 +93,13 @@ fn floats(op: ReduceOp, dtype: DataType, sources: &[u64], finish: Option<u32>) -
         subnormal |= x.abs() <= least && x != 0.0;
         x
     };
-    let mut values = sources.iter().map(|x| decode(dtype, *x));
-    let mut folded = round(values.next().unwrap_or_default());
-    for x in values {
-        let x = round(x);
+    let mut values = Vec::new();
+    for (i, bits) in sources.iter().enumerate() {
+        let x = round(decode(dtype, *bits));
+        values.push(scales.get(i).map_or(x, |scale| round(x * f64::from(*scale))));
+    }
+    let mut folded = values.first().copied().unwrap_or_default();
+    for x in values.into_iter().skip(1) {
         folded = round(if op == ReduceOp::Product { folded * x } else { folded + x });
     }
     if let (ReduceOp::Average, Some(n)) = (op, finish) {

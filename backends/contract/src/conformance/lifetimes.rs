@@ -119,7 +119,7 @@ fn work_is_counted(device: &Arc<dyn Device>) -> Outcome {
     let kernel = device.limits().kernels.first();
     ops.extend(kernel.map(|&(op, dtype)| {
         let (stores, sources) = (vec![Range::new(y, 512, 256)], vec![Range::new(x, 512, 256)]);
-        Op::Kernel(Kernel { stores, sources, op, dtype, finish: Some(2) })
+        Op::Kernel(Kernel { stores, sources, op, dtype, finish: Some(2), scales: Vec::new(), wire: None })
     }));
     for _ in 0..2 {
         let before = device.counters();

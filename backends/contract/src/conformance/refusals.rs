@@ -44,7 +44,9 @@ fn overlapping_ranges_are_refused(device: &Arc<dyn Device>) -> Outcome {
     ];
     if let Some(&(op, dtype)) = device.limits().kernels.first() {
         let range = |buffer, offset| Range::new(buffer, offset, 256);
-        let kernel = |stores, sources| Op::Kernel(Kernel { stores, sources, op, dtype, finish: Some(2) });
+        let kernel = |stores, sources| {
+            Op::Kernel(Kernel { stores, sources, op, dtype, finish: Some(2), scales: Vec::new(), wire: None })
+        };
         lists.extend([
             ("a store beside its source", vec![kernel(vec![range(x, 128)], vec![range(x, 0)])]),
             ("stores that meet", vec![kernel(vec![range(x, 0), range(x, 128)], vec![range(y, 0)])]),
@@ -115,7 +117,15 @@ fn ranges_of_broken_units_are_refused(device: &Arc<dyn Device>) -> Outcome {
             for (from, to, size) in [(odd, 0, 256), (0, odd, 256), (0, 0, odd)] {
                 let (stores, sources) = (vec![Range::new(y, to, size)], vec![Range::new(x, from, size)]);
                 let what = format!("{op} on {dtype} of {size} bytes from {from} to {to}");
-                let ops = [Op::Kernel(Kernel { stores, sources, op, dtype, finish: Some(2) })];
+                let ops = [Op::Kernel(Kernel {
+                    stores,
+                    sources,
+                    op,
+                    dtype,
+                    finish: Some(2),
+                    scales: Vec::new(),
+                    wire: None,
+                })];
                 refused(&what, "Invalid", device.prepare(&ops), invalid)?;
             }
         }
@@ -130,7 +140,9 @@ fn malformed_kernels_are_refused(device: &Arc<dyn Device>) -> Outcome {
     let Some(&(op, dtype)) = limits.kernels.first() else { return not_applicable("no kernels") };
     let (a, b) = (pattern(1, 1024), pattern(2, 1024));
     let (x, y) = (rig.holding(&a)?, rig.holding(&b)?);
-    let kernel = |stores, sources| Op::Kernel(Kernel { stores, sources, op, dtype, finish: Some(2) });
+    let kernel = |stores, sources| {
+        Op::Kernel(Kernel { stores, sources, op, dtype, finish: Some(2), scales: Vec::new(), wire: None })
+    };
     let range = |buffer, size| Range::new(buffer, 0, size);
     let mut lists = vec![
         ("a kernel without stores".into(), kernel(vec![], vec![range(x, 256)])),
@@ -169,7 +181,7 @@ fn missing_kernels_are_refused(device: &Arc<dyn Device>) -> Outcome {
         }
         missing += 1;
         let (stores, sources) = (vec![Range::new(y, 0, 256)], vec![Range::new(x, 0, 256)]);
-        let ops = [Op::Kernel(Kernel { stores, sources, op, dtype, finish: Some(2) })];
+        let ops = [Op::Kernel(Kernel { stores, sources, op, dtype, finish: Some(2), scales: Vec::new(), wire: None })];
         let held: [(BufferId, &[u8]); 2] = [(x, &a), (y, &b)];
         let is = |e: &Error| matches!(e, Error::NoKernel { op: o, dtype: d, .. } if (*o, *d) == (op, dtype));
         refuses(&rig, &format!("{op} on {dtype}"), &ops, "NoKernel", is, &held)?;

@@ -1,11 +1,15 @@
-// stores[i] = finish(fold(sources[0][i], sources[1][i], ...)). An element is one 32-bit word.
+// stores[i] = finish(fold(sources[0][i], sources[1][i], ...)). A turn of the loop takes the elements of one word, or
+// one element of several.
 
 struct Params {
-    count: u32,
+    turns: u32,
     stride: u32,
-    reciprocal: u32,
+    elements: u32,
+    zero: u32,
+    reciprocal: vec2<u32>,
     store: array<u32, 4>,
     source: array<u32, 8>,
+    scale: array<u32, 8>,
 }
 var<immediate> params: Params;
 
@@ -16,7 +20,7 @@ var<immediate> params: Params;
 
 @compute @workgroup_size(WORKGROUP)
 fn reduce(@builtin(global_invocation_id) id: vec3<u32>) {
-    for (var i = id.x; i < params.count; i += params.stride) {
+    for (var i = id.x; i < params.turns; i += params.stride) {
 BODY
     }
 }

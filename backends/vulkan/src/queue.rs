@@ -1,0 +1,292 @@
+//! Submissions, what they keep alive, and waiting for them.
+//!
+//! A submit is one vkQueueSubmit, whatever it is of. The queue runs in order, so once the signal of a submission is
+//! reached, all before it are complete; what they used is let go of when that is noticed. Beside the
+//! timelines of callers a queue has one of its own, which a wake raises: every wait includes it.
+use crate::{
+    doors::Door,
+    gpu::Gpu,
+    record::Commands,
+    timeline::Timeline,
+};
+use allhands_contract::{Result, Waited};
+use ash::vk;
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+/// One submission with its handles resolved.
+pub(crate) struct Batch {
+    pub commands: Option<Arc<Commands>>,
+    /// How many of the turn's waits are its.
+    pub waits: usize,
+    pub timeline: Arc<Timeline>,
+    pub value: u64,
+}
+
+/// The right to submit, and the lists that a submit is made of, kept for the next one: a submit allocates nothing.
+#[derive(Default)]
+pub(crate) struct Turn {
+    pub batches: Vec<Batch>,
+    pub waits: Vec<(Arc<Timeline>, u64)>,
+    semaphores: Vec<vk::Semaphore>,
+    values: Vec<u64>,
+    stages: Vec<vk::PipelineStageFlags>,
+    buffers: Vec<vk::CommandBuffer>,
+    timelines: Vec<vk::TimelineSemaphoreSubmitInfo<'static>>,
+    infos: Vec<vk::SubmitInfo<'static>>,
+}
+
+/// A submission that has not been seen to complete.
+struct Flight {
+    timeline: Arc<Timeline>,
+    value: u64,
+    _commands: Option<Arc<Commands>>,
+    waits: usize,
+}
+
+#[derive(Default)]
+struct Flights {
+    flights: VecDeque<Flight>,
+    /// What they wait for, in order.
+    waits: VecDeque<Arc<Timeline>>,
+}
+
+pub(crate) struct Queue {
+    gpu: Arc<Gpu>,
+    raw: vk::Queue,
+    turn: Mutex<Turn>,
+    flights: Mutex<Flights>,
+    wakes: Mutex<u64>,
+    /// At the number of wakes.
+    bell: Arc<Timeline>,
+    pub submits: AtomicU64,
+    pub dispatches: AtomicU64,
+    pub copies: AtomicU64,
+}
+
+/// How long closing a device waits for what is under way.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The longest single wait in the driver, so that a loss elsewhere is noticed.
+const SLICE: Duration = Duration::from_secs(10);
+/// How long a wait looks before it sleeps, on devices where a sleep costs as much.
+const SPIN: Duration = Duration::from_micros(50);
+/// With so many flights the driver is asked which have landed.
+const MANY: usize = 64;
+
+impl Queue {
+    pub fn new(gpu: &Arc<Gpu>, raw: vk::Queue) -> Result<Self> {
+        Ok(Queue {
+            gpu: gpu.clone(),
+            raw,
+            turn: Mutex::default(),
+            flights: Mutex::default(),
+            wakes: Mutex::default(),
+            bell: Timeline::new(gpu, false)?,
+            submits: AtomicU64::new(0),
+            dispatches: AtomicU64::new(0),
+            copies: AtomicU64::new(0),
+        })
+    }
+
+    /// Waits for the right to submit; its lists are empty.
+    pub fn turn(&self) -> MutexGuard<'_, Turn> {
+        let mut turn = lock(&self.turn);
+        turn.batches.clear();
+        turn.waits.clear();
+        turn
+    }
+
+    /// Submits the turn's batches, which were checked: signals rise, nothing is of another device.
+    pub fn submit(&self, turn: &mut Turn) -> Result<()> {
+        self.gpu.status()?;
+        if turn.batches.is_empty() {
+            return Ok(());
+        }
+        turn.gather();
+        // SAFETY: the infos point into the turn's lists, which do not move while it is borrowed; the flights below
+        // keep what they name until it has completed.
+        let answer = unsafe { self.gpu.queue_submit(self.raw, &turn.infos) };
+        self.gpu.check("submit", 0, answer)?;
+        self.submits.fetch_add(turn.batches.len() as u64, Ordering::Relaxed);
+        let mut flights = lock(&self.flights);
+        flights.waits.extend(turn.waits.drain(..).map(|(timeline, _)| timeline));
+        for Batch { commands, waits, timeline, value } in turn.batches.drain(..) {
+            timeline.set_submitted(value);
+            if let Some(c) = &commands {
+                self.dispatches.fetch_add(c.dispatches, Ordering::Relaxed);
+                self.copies.fetch_add(c.copies, Ordering::Relaxed);
+            }
+            flights.flights.push_back(Flight { timeline, value, _commands: commands, waits });
+        }
+        Ok(())
+    }
+
+    /// Lets go of what is known to have completed.
+    pub fn retire(&self) -> Result<()> {
+        let mut flights = lock(&self.flights);
+        if flights.flights.len() > MANY {
+            let middle = flights.flights[MANY / 2].timeline.clone();
+            middle.value()?;
+        }
+        let landed = flights.flights.iter().rposition(|f| f.timeline.reached() >= f.value).map_or(0, |i| i + 1);
+        for _ in 0..landed {
+            if let Some(flight) = flights.flights.pop_front() {
+                flights.waits.drain(..flight.waits);
+            }
+        }
+        Ok(())
+    }
+
+    /// How often [`wake`](Self::wake) was called.
+    pub fn wakes(&self) -> u64 {
+        *lock(&self.wakes)
+    }
+    /// Ends every wait under way.
+    pub fn wake(&self) {
+        let mut wakes = lock(&self.wakes);
+        *wakes += 1;
+        // A failure is a loss, which is kept, and found by the waiters.
+        let _ = self.bell.signal(*wakes);
+    }
+
+    /// [`Device::wait_any`](allhands_contract::Device::wait_any).
+    pub fn wait_any(&self, points: &[(Arc<Timeline>, u64)], wakes: u64, deadline: Instant) -> Result<Waited> {
+        let any = |look: fn(&Timeline, u64) -> Result<bool>| -> Result<bool> {
+            for (timeline, value) in points {
+                if look(timeline, *value)? {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        };
+        let seen = |t: &Timeline, v: u64| Ok(t.reached() >= v);
+        let mut semaphores: Vec<vk::Semaphore> = points.iter().map(|(t, _)| t.raw).collect();
+        let mut values: Vec<u64> = points.iter().map(|(_, v)| *v).collect();
+        semaphores.push(self.bell.raw);
+        values.push(wakes + 1);
+        let info = vk::SemaphoreWaitInfo::default()
+            .flags(vk::SemaphoreWaitFlags::ANY)
+            .semaphores(&semaphores)
+            .values(&values);
+        let spin_until = self.gpu.spins().then(|| (Instant::now() + SPIN).min(deadline));
+        loop {
+            self.gpu.status()?;
+            if any(seen)? {
+                self.retire()?;
+                return Ok(Waited::Reached);
+            }
+            let passed = self.gpu.pass(Door::Wait);
+            self.gpu.check("wait", 0, passed)?;
+            while spin_until.is_some_and(|end| Instant::now() < end) && !points.is_empty() {
+                if any(Timeline::is_at)? || self.wakes() != wakes {
+                    break;
+                }
+                std::hint::spin_loop();
+            }
+            if any(seen)? {
+                continue;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            let nanos = left.min(SLICE).as_nanos() as u64;
+            // SAFETY: the semaphores are timelines of this device, which `points` and this queue keep alive.
+            match unsafe { self.gpu.vk().wait_semaphores(&info, nanos) } {
+                Ok(()) => {
+                    if !any(Timeline::is_at)? && self.wakes() != wakes {
+                        return Ok(Waited::Woken);
+                    }
+                }
+                Err(vk::Result::TIMEOUT) if left <= SLICE => {
+                    // Whatever came while the driver looked at its clock counts.
+                    if !any(Timeline::is_at)? {
+                        return Ok(if self.wakes() != wakes { Waited::Woken } else { Waited::TimedOut });
+                    }
+                }
+                Err(vk::Result::TIMEOUT) => {}
+                Err(e) => self.gpu.check("wait", 0, Err(e))?,
+            }
+        }
+    }
+
+    /// Waits, even if the device was declared lost, until nothing runs on it any more; failing that, abandons it.
+    fn settle(&self) {
+        let last = lock(&self.flights).flights.back().map(|f| (f.timeline.clone(), f.value));
+        let Some((timeline, value)) = last else { return };
+        let (semaphores, values) = ([timeline.raw], [value]);
+        let info = vk::SemaphoreWaitInfo::default().semaphores(&semaphores).values(&values);
+        // SAFETY: the semaphore is a timeline of this device, which is held here.
+        match unsafe { self.gpu.vk().wait_semaphores(&info, PATIENCE.as_nanos() as u64) } {
+            // The queue is in order; and on a device that its driver lost nothing runs.
+            Ok(()) | Err(vk::Result::ERROR_DEVICE_LOST) => {}
+            Err(e) => {
+                log::error!("{}: closed while its work is stuck ({e:?}); what that uses is leaked", self.gpu.id);
+                self.gpu.abandon();
+            }
+        }
+    }
+}
+
+impl Turn {
+    /// Lays the batches out as the driver reads them.
+    fn gather(&mut self) {
+        let Turn { batches, waits, semaphores, values, stages, buffers, timelines, infos } = self;
+        semaphores.clear();
+        values.clear();
+        stages.clear();
+        buffers.clear();
+        timelines.clear();
+        infos.clear();
+        // All of each list first: what is pointed to must not move afterwards. Waits come before signals.
+        for (timeline, value) in waits.iter() {
+            semaphores.push(timeline.raw);
+            values.push(*value);
+            stages.push(vk::PipelineStageFlags::ALL_COMMANDS);
+        }
+        for batch in batches.iter() {
+            semaphores.push(batch.timeline.raw);
+            values.push(batch.value);
+            buffers.extend(batch.commands.as_ref().map(|c| c.raw));
+        }
+        let (mut wait, mut signal, mut buffer) = (0, waits.len(), 0);
+        for batch in batches.iter() {
+            timelines.push(vk::TimelineSemaphoreSubmitInfo {
+                wait_semaphore_value_count: batch.waits as u32,
+                p_wait_semaphore_values: values[wait..].as_ptr(),
+                signal_semaphore_value_count: 1,
+                p_signal_semaphore_values: &values[signal],
+                ..Default::default()
+            });
+            let count = usize::from(batch.commands.is_some());
+            infos.push(vk::SubmitInfo {
+                wait_semaphore_count: batch.waits as u32,
+                p_wait_semaphores: semaphores[wait..].as_ptr(),
+                p_wait_dst_stage_mask: stages[wait..].as_ptr(),
+                command_buffer_count: count as u32,
+                p_command_buffers: buffers[buffer..].as_ptr(),
+                signal_semaphore_count: 1,
+                p_signal_semaphores: &semaphores[signal],
+                ..Default::default()
+            });
+            (wait, signal, buffer) = (wait + batch.waits, signal + 1, buffer + count);
+        }
+        for (info, timeline) in infos.iter_mut().zip(timelines.iter()) {
+            info.p_next = std::ptr::from_ref(timeline).cast();
+        }
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        self.settle();
+    }
+}
+
+/// A panic elsewhere must not become a second one here: what these locks guard is valid at every step.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
