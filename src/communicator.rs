@@ -4,6 +4,7 @@ use crate::{
     call::{self, Part},
     contract::{Clock, DataType, Device, ReduceOp},
     engine::{Request, Scheduled, Setup},
+    group,
     link::{self, Forced, Found, Link, Sync},
     pending::Pending,
     schedule::{Algorithm, Collective, Path, Transfer},
@@ -316,7 +317,7 @@ impl Communicator {
             let call = call::check_wired(&self.devices, call.collective, call.op, parts, call.wire)?;
             checked.push((call, request));
         }
-        let merged = call::merge(checked, &self.devices)?;
+        let merged = group::merge(checked, &self.devices)?;
         merged.iter().try_for_each(|(call, request)| self.engine.check(call, request))?;
         let started = merged.iter().map(|(call, request)| self.engine.start(call, request));
         Pending::all(started.collect::<Result<_>>()?).map_or_else(|| self.group_of_none(), Ok)

@@ -23,6 +23,7 @@
 //! |---|---|
 //! | [`Communicator`] | ranks that work together, and what is asked of them |
 //! | `call` | one call, checked: everything that can be wrong is found before anything is written |
+//! | `group` | several calls as one |
 //! | `engine` | who carries calls out; the scheduled engine is the one there is |
 //! | `tuner`, `plans` | which algorithm, and the plans that are kept |
 //! | [`schedule`] | a collective as data, its proof, its cost and its picture; knows of no device |
@@ -44,6 +45,7 @@ pub mod devices;
 mod engine;
 mod error;
 mod execute;
+mod group;
 mod link;
 mod neutral;
 pub mod peers;

@@ -1,5 +1,5 @@
 //! The plans that are kept, so that a call like an earlier one builds nothing.
-pub(crate) use crate::schedule::Chunking;
+pub(crate) use crate::schedule::{Chunking, lower::Form};
 use crate::{
     execute::Plan,
     schedule::{Algorithm, Shape, build, build_narrow, lower},
@@ -19,15 +19,6 @@ struct Key {
     algorithm: Algorithm,
     chunking: Chunking,
     form: Form,
-}
-
-/// What else a plan depends on.
-#[derive(Clone, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Form {
-    /// Whether elements are narrower in staging than in the callers' memory.
-    pub narrow: bool,
-    /// The ranks whose kernels keep off the caller's memory. Empty: none.
-    pub staged: Vec<bool>,
 }
 
 #[derive(Default)]
@@ -57,7 +48,7 @@ impl Plans {
             return Some(plan.clone());
         }
         let logical = if form.narrow { build_narrow } else { build }(shape, algorithm, chunking)?;
-        let schedule = lower::lower_staged(&logical, links, &form.staged);
+        let schedule = lower::lower_as(&logical, links, form);
         let chunks = if chunking.chunk == 0 { shape.count.min(1) } else { shape.count.div_ceil(chunking.chunk) };
         let plan = Arc::new(Plan::new(schedule, algorithm, chunks));
         if kept.plans.len() >= KEPT {

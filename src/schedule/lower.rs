@@ -57,15 +57,25 @@ impl Links {
 /// # Panics
 /// If `links` are of another number of ranks.
 pub fn lower(schedule: &Schedule, links: &Links) -> Schedule {
-    lower_staged(schedule, links, &[])
+    lower_as(schedule, links, &Form::default())
 }
 
-/// The same where the kernels of some ranks, those that `staged` says, keep off the caller's memory: it starts or ends
-/// amid one of the units that they write. Only copies touch it then.
+/// What else decides how a schedule is lowered.
+#[derive(Clone, Default, PartialEq, Eq, Hash, Debug)]
+pub struct Form {
+    /// Whether elements are narrower in staging than in the caller's memory: [`build_narrow`] made the schedule, and no
+    /// copy goes from one to the other.
+    pub narrow: bool,
+    /// The ranks whose kernels keep off the caller's memory, because it starts or ends amid one of the units that they
+    /// write: only copies touch it. Empty: none.
+    pub staged: Vec<bool>,
+}
+
+/// The same in a form.
 ///
 /// # Panics
 /// If `links` are of another number of ranks.
-pub fn lower_staged(schedule: &Schedule, links: &Links, staged: &[bool]) -> Schedule {
+pub fn lower_as(schedule: &Schedule, links: &Links, form: &Form) -> Schedule {
     assert_eq!(schedule.shape.ranks, links.ranks, "links of another number of ranks");
     if schedule.shape.collective == Collective::Barrier {
         return schedule.clone();
@@ -74,7 +84,7 @@ pub fn lower_staged(schedule: &Schedule, links: &Links, staged: &[bool]) -> Sche
     let flows = flows(schedule, &order);
     let shared = links.all_shared();
     let mut lowering =
-        Lowering { schedule, links, staged, shared, slots: Vec::new(), replicas: HashMap::new(), works: Vec::new() };
+        Lowering { schedule, links, form, shared, slots: Vec::new(), replicas: HashMap::new(), works: Vec::new() };
     for &id in &order {
         let actions = &schedule.steps[id.actor as usize][id.index as usize].actions;
         if id.actor < links.ranks {
@@ -174,7 +184,7 @@ enum Replica {
 struct Lowering<'a> {
     schedule: &'a Schedule,
     links: &'a Links,
-    staged: &'a [bool],
+    form: &'a Form,
     shared: bool,
     slots: Vec<Slot>,
     replicas: HashMap<Replica, u32>,
@@ -275,7 +285,7 @@ impl Lowering<'_> {
             steps.resize_with(steps.len().max(index + 1), Vec::new);
             steps[index].push(action);
         };
-        let staged = self.staged.get(rank as usize) == Some(&true);
+        let staged = self.form.staged.get(rank as usize) == Some(&true);
         let mut used = 0;
         let mut scratch = |this: &mut Self, len: u64| {
             let start = used;
@@ -345,7 +355,9 @@ impl Lowering<'_> {
                     .for_each(|c| put(0, c));
                 continue;
             }
-            if direct.is_empty() {
+            let narrow = self.form.narrow;
+            let nothing_to_copy_from = narrow && !stores.0.is_empty() && !direct.iter().any(|r| slot_of(r).is_some());
+            if direct.is_empty() || nothing_to_copy_from {
                 direct.push(scratch(self, action.len()));
             }
             let most = self.links.max_sources[rank as usize].max(2) as usize;
@@ -360,6 +372,7 @@ impl Lowering<'_> {
             // What others need is read back from device memory where there is some.
             direct.sort_by_key(|r| match r.place {
                 Place::Slot(slot) => self.slots[slot as usize].home,
+                Place::Input(_) | Place::Output(_) if narrow => Home::Inbox, // last
                 Place::Input(_) | Place::Output(_) => Home::Device,
             });
             let result = direct[0];

@@ -3,7 +3,7 @@
 use allhands::schedule::{
     Algorithm, Collective, Path, Schedule, Shape, Transfer,
     check::FoldOrder,
-    lower::{Links, lower, lower_staged},
+    lower::{self, Links, lower, lower_as},
 };
 use std::sync::Arc;
 
@@ -18,6 +18,8 @@ pub enum Form {
     Mixed,
     /// As `Mixed`, but some ranks' kernels keep off the caller's memory.
     Staged,
+    /// As `Mixed`, of a schedule that converts. Not one of `ALL`.
+    Narrow,
 }
 
 impl Form {
@@ -35,7 +37,11 @@ impl Form {
             Form::Shared => lower(logical, &uniform(Path::SharedHost, true)),
             Form::Peer => lower(logical, &uniform(Path::Peer, false)),
             Form::Mixed => lower(logical, &mixed(n)),
-            Form::Staged => lower_staged(logical, &mixed(n), &(0..n).map(|r| r % 4 < 2).collect::<Vec<_>>()),
+            Form::Staged => {
+                let form = lower::Form { narrow: false, staged: (0..n).map(|r| r % 4 < 2).collect() };
+                lower_as(logical, &mixed(n), &form)
+            }
+            Form::Narrow => lower_as(logical, &mixed(n), &lower::Form { narrow: true, staged: Vec::new() }),
         }
     }
 }

@@ -233,8 +233,11 @@ fn judge<'a>(step: &Step, lines: &'a [String]) -> Result<Vec<&'a str>, String> {
 }
 
 fn contains(line: &str, pattern: &str) -> bool {
-    let after = |rest: Option<&str>, part| rest.and_then(|rest: &str| rest.split_once(part)).map(|(_, rest)| rest);
-    pattern.split('*').fold(Some(line), after).is_some()
+    let mut rest = Some(line);
+    for part in pattern.split('*') {
+        rest = rest.and_then(|rest| rest.split_once(part)).map(|(_, rest)| rest);
+    }
+    rest.is_some()
 }
 
 #[cfg(test)]

@@ -147,7 +147,13 @@ impl VulkanDevice {
             timeline_import: gpu.caps.timeline.import,
             kernels: kernels::all(gpu.physical.int64, gpu.physical.float64).collect(),
         };
-        let info = Info { id: gpu.id, name: name.clone(), driver: driver.clone(), backend: "vulkan", address: gpu.physical.pci.clone() };
+        let info = Info {
+            id: gpu.id,
+            name: name.clone(),
+            driver: driver.clone(),
+            backend: "vulkan",
+            address: gpu.physical.pci.clone(),
+        };
         Ok(Arc::new(VulkanDevice {
             buffers: Mutex::default(),
             timelines: Mutex::default(),
@@ -438,4 +444,3 @@ impl Device for VulkanDevice {
         self.queue.submit(&mut turn)
     }
 }
-

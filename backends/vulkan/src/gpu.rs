@@ -102,8 +102,7 @@ pub(crate) fn handle_type(kind: SharedKind) -> vk::ExternalMemoryHandleTypeFlags
 impl Caps {
     fn of(instance: &ash::Instance, physical: &Physical, has: impl Fn(&CStr) -> bool) -> Self {
         let buffers = |kind| {
-            let info =
-                vk::PhysicalDeviceExternalBufferInfo::default().usage(USAGE).handle_type(handle_type(kind));
+            let info = vk::PhysicalDeviceExternalBufferInfo::default().usage(USAGE).handle_type(handle_type(kind));
             let mut answer = vk::ExternalBufferProperties::default();
             // SAFETY: the physical device is of this instance and has Vulkan 1.1.
             unsafe { instance.get_physical_device_external_buffer_properties(physical.handle, &info, &mut answer) };
@@ -240,8 +239,7 @@ pub(crate) fn make_device(instance: &Instance, physical: &Physical) -> Result<(a
     let priorities = &priorities[..queues_of(physical, family)];
     let queues = [vk::DeviceQueueCreateInfo::default().queue_family_index(family).queue_priorities(priorities)];
     let mut features = vk::PhysicalDeviceVulkan12Features::default().timeline_semaphore(physical.timelines);
-    let shaders =
-        vk::PhysicalDeviceFeatures::default().shader_int64(physical.int64).shader_float64(physical.float64);
+    let shaders = vk::PhysicalDeviceFeatures::default().shader_int64(physical.int64).shader_float64(physical.float64);
     let info = vk::DeviceCreateInfo::default()
         .queue_create_infos(&queues)
         .enabled_features(&shaders)
@@ -457,10 +455,9 @@ fn make_parts(
     })
     .map_err(|e| e.to_string())?;
     // SAFETY: the device has a queue of that family.
-    let pool = unsafe {
-        device.create_command_pool(&vk::CommandPoolCreateInfo::default().queue_family_index(family), None)
-    }
-    .map_err(|e| format!("vkCreateCommandPool: {e:?}"))?;
+    let pool =
+        unsafe { device.create_command_pool(&vk::CommandPoolCreateInfo::default().queue_family_index(family), None) }
+            .map_err(|e| format!("vkCreateCommandPool: {e:?}"))?;
     match Pipelines::new(device, physical.floats) {
         Ok(pipelines) => Ok((allocator, pool, pipelines)),
         Err(why) => {

@@ -39,7 +39,13 @@ pub(crate) enum Backing {
     /// A piece of a larger allocation.
     Pooled(Allocation),
     /// An allocation of its own.
-    Own { memory: vk::DeviceMemory, size: u64, memory_type: u32, dedicated: bool, exports: vk::ExternalMemoryHandleTypeFlags },
+    Own {
+        memory: vk::DeviceMemory,
+        size: u64,
+        memory_type: u32,
+        dedicated: bool,
+        exports: vk::ExternalMemoryHandleTypeFlags,
+    },
     /// Host pages: ours, or another's.
     Pages { memory: vk::DeviceMemory, region: Arc<HostRegion> },
     /// An app's.
@@ -288,7 +294,9 @@ impl Draft {
         };
         let piece = crate::queue::lock(&self.gpu.allocator).allocate(&desc).map_err(|e| match e {
             // Of the one type that was chosen there is no more, so no other is compatible.
-            AllocationError::OutOfMemory | AllocationError::NoCompatibleMemoryTypeFound => Error::OutOfMemory { device: self.gpu.id, bytes: self.capacity },
+            AllocationError::OutOfMemory | AllocationError::NoCompatibleMemoryTypeFound => {
+                Error::OutOfMemory { device: self.gpu.id, bytes: self.capacity }
+            }
             e => self.gpu.refused("create a buffer", e.to_string()),
         })?;
         // SAFETY: it is bound to the buffer, which `release` destroys before the piece is freed.
@@ -315,8 +323,8 @@ impl Draft {
     ) -> Result<Self> {
         let caps = &self.gpu.caps;
         let wants = |kind, dedicated| exports.contains(handle_type(kind)) && dedicated;
-        let dedicated = wants(SharedKind::OpaqueFd, caps.opaque_fd.dedicated)
-            || wants(SharedKind::DmaBuf, caps.dma_buf.dedicated);
+        let dedicated =
+            wants(SharedKind::OpaqueFd, caps.opaque_fd.dedicated) || wants(SharedKind::DmaBuf, caps.dma_buf.dedicated);
         let mut export = vk::ExportMemoryAllocateInfo::default().handle_types(exports);
         let mut alone = vk::MemoryDedicatedAllocateInfo::default().buffer(self.raw);
         let mut info = vk::MemoryAllocateInfo::default().allocation_size(needs.size).memory_type_index(memory_type);
@@ -349,7 +357,8 @@ impl Draft {
         host: Option<Mapping>,
     ) -> Result<Self> {
         // SAFETY: the importer checked the handle and chose a type that both the handle and the buffer allow.
-        let memory = self.gpu.check(what, info.allocation_size, unsafe { self.gpu.vk().allocate_memory(info, None) })?;
+        let memory =
+            self.gpu.check(what, info.allocation_size, unsafe { self.gpu.vk().allocate_memory(info, None) })?;
         self.backing = Some(backing(memory));
         self.host = host;
         self.bind(what, memory, offset)?;

@@ -36,9 +36,8 @@ impl Pipelines {
         // SAFETY: the bindings are consecutive, and the device was checked to take as many.
         let bindings = unsafe { device.create_descriptor_set_layout(&info, None) }
             .map_err(|e| format!("vkCreateDescriptorSetLayout: {e:?}"))?;
-        let constants = [vk::PushConstantRange::default()
-            .stage_flags(vk::ShaderStageFlags::COMPUTE)
-            .size(kernels::PARAMS_SIZE)];
+        let constants =
+            [vk::PushConstantRange::default().stage_flags(vk::ShaderStageFlags::COMPUTE).size(kernels::PARAMS_SIZE)];
         let sets = [bindings];
         let info = vk::PipelineLayoutCreateInfo::default().set_layouts(&sets).push_constant_ranges(&constants);
         // SAFETY: the set layout is this device's, and the device was checked to take constants of that size.
@@ -155,9 +154,8 @@ fn spirv(source: &str, floats: FloatControls) -> std::result::Result<Vec<u32>, S
     };
     let module = naga::front::wgsl::parse_str(source).map_err(|e| e.emit_to_string(source))?;
     let capabilities = Capabilities::IMMEDIATES | Capabilities::SHADER_INT64 | Capabilities::FLOAT64;
-    let info = Validator::new(ValidationFlags::all(), capabilities)
-        .validate(&module)
-        .map_err(|e| e.emit_to_string(source))?;
+    let info =
+        Validator::new(ValidationFlags::all(), capabilities).validate(&module).map_err(|e| e.emit_to_string(source))?;
     let unchecked = naga::proc::BoundsCheckPolicy::Unchecked;
     let options = spv::Options {
         lang_version: (1, 3),

@@ -2,19 +2,14 @@
 //!
 //! A submit is one vkQueueSubmit, whatever it is of. The queue runs in order, so once the signal of a submission is
 //! reached, all before it are complete; what they used is let go of when that is noticed. Beside the
-//! timelines of callers a queue has one of its own, which a wake raises: every wait includes it.
-use crate::{
-    doors::Door,
-    gpu::Gpu,
-    record::Commands,
-    timeline::Timeline,
-};
+//! timelines of callers a queue has one of its own, which a wake raises: every wait for others includes it.
+use crate::{doors::Door, gpu::Gpu, record::Commands, timeline::Timeline};
 use allhands_contract::{Result, Waited};
 use ash::vk;
 use std::{
     collections::VecDeque,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -65,6 +60,8 @@ pub(crate) struct Queue {
     wakes: Mutex<u64>,
     /// At the number of wakes.
     bell: Arc<Timeline>,
+    /// Notified, under the lock of `wakes`, at a wake.
+    woken: Condvar,
     pub submits: AtomicU64,
     pub dispatches: AtomicU64,
     pub copies: AtomicU64,
@@ -88,6 +85,7 @@ impl Queue {
             flights: Mutex::default(),
             wakes: Mutex::default(),
             bell: Timeline::new(gpu, false)?,
+            woken: Condvar::new(),
             submits: AtomicU64::new(0),
             dispatches: AtomicU64::new(0),
             copies: AtomicU64::new(0),
@@ -153,10 +151,14 @@ impl Queue {
         *wakes += 1;
         // A failure is a loss, which is kept, and found by the waiters.
         let _ = self.bell.signal(*wakes);
+        self.woken.notify_all();
     }
 
     /// [`Device::wait_any`](allhands_contract::Device::wait_any).
     pub fn wait_any(&self, points: &[(Arc<Timeline>, u64)], wakes: u64, deadline: Instant) -> Result<Waited> {
+        if points.is_empty() {
+            return self.wait_for_wake(wakes, deadline);
+        }
         let any = |look: fn(&Timeline, u64) -> Result<bool>| -> Result<bool> {
             for (timeline, value) in points {
                 if look(timeline, *value)? {
@@ -170,10 +172,8 @@ impl Queue {
         let mut values: Vec<u64> = points.iter().map(|(_, v)| *v).collect();
         semaphores.push(self.bell.raw);
         values.push(wakes + 1);
-        let info = vk::SemaphoreWaitInfo::default()
-            .flags(vk::SemaphoreWaitFlags::ANY)
-            .semaphores(&semaphores)
-            .values(&values);
+        let info =
+            vk::SemaphoreWaitInfo::default().flags(vk::SemaphoreWaitFlags::ANY).semaphores(&semaphores).values(&values);
         let spin_until = self.gpu.spins().then(|| (Instant::now() + SPIN).min(deadline));
         loop {
             self.gpu.status()?;
@@ -183,7 +183,7 @@ impl Queue {
             }
             let passed = self.gpu.pass(Door::Wait);
             self.gpu.check("wait", 0, passed)?;
-            while spin_until.is_some_and(|end| Instant::now() < end) && !points.is_empty() {
+            while spin_until.is_some_and(|end| Instant::now() < end) {
                 if any(Timeline::is_at)? || self.wakes() != wakes {
                     break;
                 }
@@ -209,6 +209,20 @@ impl Queue {
                 }
                 Err(vk::Result::TIMEOUT) => {}
                 Err(e) => self.gpu.check("wait", 0, Err(e))?,
+            }
+        }
+    }
+
+    /// A wait for nothing but a wake, of which the driver need not know.
+    fn wait_for_wake(&self, wakes: u64, deadline: Instant) -> Result<Waited> {
+        let mut now = lock(&self.wakes);
+        loop {
+            self.gpu.status()?;
+            let left = deadline.saturating_duration_since(Instant::now());
+            match (*now != wakes, left.is_zero()) {
+                (true, _) => return Ok(Waited::Woken),
+                (_, true) => return Ok(Waited::TimedOut),
+                _ => now = self.woken.wait_timeout(now, left.min(SLICE)).unwrap_or_else(PoisonError::into_inner).0,
             }
         }
     }

@@ -135,8 +135,7 @@ struct Recorder<'a> {
 /// What our own operations are.
 const WORK: Stage = Stage::from_raw(Stage::COMPUTE_SHADER.as_raw() | Stage::TRANSFER.as_raw());
 const WRITES: Access = Access::from_raw(Access::SHADER_WRITE.as_raw() | Access::TRANSFER_WRITE.as_raw());
-const USES: Access =
-    Access::from_raw(WRITES.as_raw() | Access::SHADER_READ.as_raw() | Access::TRANSFER_READ.as_raw());
+const USES: Access = Access::from_raw(WRITES.as_raw() | Access::SHADER_READ.as_raw() | Access::TRANSFER_READ.as_raw());
 
 impl Recorder<'_> {
     fn all(&mut self, ops: &[Op], kernels: u32) -> Result<()> {
@@ -154,7 +153,12 @@ impl Recorder<'_> {
         // SAFETY: the command buffer is new, and its pool is locked.
         let begun = unsafe { gpu.vk().begin_command_buffer(self.commands.raw, &info) };
         gpu.check("prepare commands", 0, begun)?;
-        self.order(Stage::ALL_COMMANDS, Access::MEMORY_WRITE, Stage::ALL_COMMANDS, Access::MEMORY_READ | Access::MEMORY_WRITE);
+        self.order(
+            Stage::ALL_COMMANDS,
+            Access::MEMORY_WRITE,
+            Stage::ALL_COMMANDS,
+            Access::MEMORY_READ | Access::MEMORY_WRITE,
+        );
         ops.iter().try_for_each(|op| self.op(op))?;
         self.flush();
         // SAFETY: the command buffer is recording.
@@ -300,7 +304,9 @@ impl Recorder<'_> {
         self.commands.dispatches += 1;
         for store in rest {
             let Some(alike) = stores.iter().find(|s| s.size == store.size) else {
-                return Err(self.gpu.invalid("a narrow store, or a wide one, beyond the first four and none alike among them"));
+                return Err(self
+                    .gpu
+                    .invalid("a narrow store, or a wide one, beyond the first four and none alike among them"));
             };
             self.copy(alike, store)?;
         }

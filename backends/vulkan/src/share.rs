@@ -9,9 +9,7 @@ use crate::{
     memory::{Backing, Buffer, Draft, Mapping, coherent_types, memory_type},
     timeline::{own, same_driver},
 };
-use allhands_contract::{
-    BufferDesc, HostRegion, Memory, Result, SharedFd, SharedHandle, SharedKind, SharedMemory,
-};
+use allhands_contract::{BufferDesc, HostRegion, Memory, Result, SharedFd, SharedHandle, SharedKind, SharedMemory};
 use ash::vk;
 use rustix::{
     fs::{SeekFrom, seek},

@@ -2,10 +2,7 @@
 //!
 //! One is made exportable only where the query for timelines grants it: to ask a driver that does not is, on one of
 //! them, a crash.
-use crate::{
-    doors::Door,
-    gpu::Gpu,
-};
+use crate::{doors::Door, gpu::Gpu};
 use allhands_contract::{Result, SharedTimeline};
 use ash::vk;
 use std::{
@@ -42,8 +39,8 @@ impl Timeline {
     }
     fn make(gpu: &Arc<Gpu>, exportable: bool, origin: Origin) -> Result<Arc<Self>> {
         let mut of_type = vk::SemaphoreTypeCreateInfo::default().semaphore_type(vk::SemaphoreType::TIMELINE);
-        let mut export = vk::ExportSemaphoreCreateInfo::default()
-            .handle_types(vk::ExternalSemaphoreHandleTypeFlags::OPAQUE_FD);
+        let mut export =
+            vk::ExportSemaphoreCreateInfo::default().handle_types(vk::ExternalSemaphoreHandleTypeFlags::OPAQUE_FD);
         let mut info = vk::SemaphoreCreateInfo::default().push_next(&mut of_type);
         if exportable {
             info = info.push_next(&mut export);
@@ -82,7 +79,8 @@ impl Timeline {
         if lies {
             return Ok(timeline);
         }
-        let fd = shared.fd.as_fd().try_clone_to_owned().map_err(|e| gpu.refused(WHAT, format!("no descriptor: {e}")))?;
+        let fd =
+            shared.fd.as_fd().try_clone_to_owned().map_err(|e| gpu.refused(WHAT, format!("no descriptor: {e}")))?;
         let info = vk::ImportSemaphoreFdInfoKHR::default()
             .semaphore(timeline.raw)
             .handle_type(vk::ExternalSemaphoreHandleTypeFlags::OPAQUE_FD)
@@ -187,4 +185,3 @@ pub(crate) fn own(gpu: &Gpu, what: &'static str, fd: i32) -> Result<OwnedFd> {
     // SAFETY: it is open, and ours: the call that gave it says so.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
-

@@ -32,7 +32,10 @@ fn a_submit_is_one_call_of_the_driver_whatever_it_is_of() {
             assert_eq!(device.value(timeline), Ok(4 * round + 4));
         }
         let before = device.counters().driver_calls;
-        assert_eq!(device.wait_any(&[Point { timeline, value: 3 }], device.wakes(), std::time::Instant::now()), Ok(Waited::Reached));
+        assert_eq!(
+            device.wait_any(&[Point { timeline, value: 3 }], device.wakes(), std::time::Instant::now()),
+            Ok(Waited::Reached)
+        );
         assert_eq!(device.counters().driver_calls, before, "what was seen to be reached is not asked for again");
     });
 }

@@ -23,8 +23,12 @@ fn every_kernel_compiles_for_every_device() {
 #[test]
 fn what_is_not_there_is_refused_with_what_is() {
     let there = adapters();
-    for selector in [Selector::Index(there.len()), Selector::Name("no such device".into()), Selector::Pci("ffff:ff:1f.7".into())] {
-        let Err(Error::Open { what }) = VulkanDevice::open(&selector).map(|_| ()) else { panic!("{selector:?} opened") };
+    for selector in
+        [Selector::Index(there.len()), Selector::Name("no such device".into()), Selector::Pci("ffff:ff:1f.7".into())]
+    {
+        let Err(Error::Open { what }) = VulkanDevice::open(&selector).map(|_| ()) else {
+            panic!("{selector:?} opened")
+        };
         match there.first() {
             Some(first) => assert!(what.contains(&first.name), "{what}"),
             None => assert!(what.contains("no Vulkan"), "{what}"),

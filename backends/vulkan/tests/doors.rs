@@ -28,8 +28,10 @@ fn attempt(device: &VulkanDevice, door: Door) -> Option<Result<()>> {
         }
         Door::Import => {
             let kinds = [SharedKind::OpaqueFd, SharedKind::Host];
-            let kind = kinds.into_iter().find(|k| limits.memory_import.contains(k) && limits.memory_export.contains(k))?;
-            let ours = buffer(device, SIZE, if kind == SharedKind::Host { Memory::Upload } else { Memory::Device }, true);
+            let kind =
+                kinds.into_iter().find(|k| limits.memory_import.contains(k) && limits.memory_export.contains(k))?;
+            let ours =
+                buffer(device, SIZE, if kind == SharedKind::Host { Memory::Upload } else { Memory::Device }, true);
             let imported = device.import(&device.export(ours, kind).unwrap()).map(done);
             done(ours);
             imported

@@ -50,9 +50,8 @@ impl App {
         unsafe {
             let entry = ash::Entry::load().unwrap();
             let application = vk::ApplicationInfo::default().api_version(vk::API_VERSION_1_2);
-            let instance = entry
-                .create_instance(&vk::InstanceCreateInfo::default().application_info(&application), None)
-                .unwrap();
+            let instance =
+                entry.create_instance(&vk::InstanceCreateInfo::default().application_info(&application), None).unwrap();
             let physical = instance.enumerate_physical_devices().unwrap()[index];
             let family = instance
                 .get_physical_device_queue_family_properties(physical)

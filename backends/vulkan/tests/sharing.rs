@@ -27,19 +27,25 @@ fn both_ways(devices: [&dyn Device; 2], views: [BufferId; 2], domain: Domain) {
             let src = buffer(from, SIZE, Memory::Device, false);
             from.write(whole(from, src), &content).unwrap();
             let shared = Range::new(views[writer], 0, SIZE as u64);
-            run(from, &[
-                Op::Acquire { range: shared, from: domain },
-                copy(whole(from, src), shared),
-                Op::Release { range: shared, to: domain },
-            ]);
+            run(
+                from,
+                &[
+                    Op::Acquire { range: shared, from: domain },
+                    copy(whole(from, src), shared),
+                    Op::Release { range: shared, to: domain },
+                ],
+            );
             let dst = buffer(to, SIZE, Memory::Device, false);
             to.write(whole(to, dst), &pattern(99, SIZE)).unwrap();
             let shared = Range::new(views[reader], 0, SIZE as u64);
-            run(to, &[
-                Op::Acquire { range: shared, from: domain },
-                copy(shared, whole(to, dst)),
-                Op::Release { range: shared, to: domain },
-            ]);
+            run(
+                to,
+                &[
+                    Op::Acquire { range: shared, from: domain },
+                    copy(shared, whole(to, dst)),
+                    Op::Release { range: shared, to: domain },
+                ],
+            );
             assert!(read(to, dst) == content, "round {round}: what {writer} wrote is not what {reader} read");
             from.destroy_buffer(src);
             to.destroy_buffer(dst);
@@ -180,9 +186,12 @@ fn another_drivers_opaque_descriptor_is_refused() {
         let short = SharedFd { allocation_size: 1 << 40, ..fd.clone() };
         let outside = SharedFd { offset: fd.allocation_size, ..fd.clone() };
         let before = descriptors();
-        for (fd, want) in
-            [(foreign, "another driver's"), (nobody, "another driver's"), (short, "the descriptor has"), (outside, "bytes at")]
-        {
+        for (fd, want) in [
+            (foreign, "another driver's"),
+            (nobody, "another driver's"),
+            (short, "the descriptor has"),
+            (outside, "bytes at"),
+        ] {
             match device.import(&SharedMemory { handle: SharedHandle::OpaqueFd(fd), ..shared.clone() }) {
                 Err(Error::Refused { why, .. }) => assert!(why.contains(want), "{want}: {why}"),
                 other => panic!("{want}: {other:?}"),

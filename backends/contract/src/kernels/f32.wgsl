@@ -5,13 +5,12 @@ fn key(a: u32) -> u32 { return a ^ select(0x80000000u, 0xffffffffu, (a >> 31u) =
 
 fn sum(a: u32, b: u32) -> u32 { return bitcast<u32>(bitcast<f32>(a) + bitcast<f32>(b)); }
 fn product(a: u32, b: u32) -> u32 { return bitcast<u32>(bitcast<f32>(a) * bitcast<f32>(b)); }
+// No branches: SwiftShader's compiler takes minutes over a chain of early returns.
 fn least(a: u32, b: u32) -> u32 {
-    if is_nan(a) || is_nan(b) { return 0x7fc00000u; }
-    return select(b, a, key(a) <= key(b));
+    return select(select(b, a, key(a) <= key(b)), 0x7fc00000u, is_nan(a) | is_nan(b));
 }
 fn greatest(a: u32, b: u32) -> u32 {
-    if is_nan(a) || is_nan(b) { return 0x7fc00000u; }
-    return select(b, a, key(a) >= key(b));
+    return select(select(b, a, key(a) >= key(b)), 0x7fc00000u, is_nan(a) | is_nan(b));
 }
 // Going through an integer that no compiler knows, the product cannot be fused with the addition that follows.
 fn scaled(a: u32, scale: u32) -> u32 { return product(a, scale) ^ params.zero; }

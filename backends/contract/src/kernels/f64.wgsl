@@ -5,13 +5,12 @@ fn key(a: u64) -> u64 { return a ^ select(0x8000000000000000lu, 0xffffffffffffff
 
 fn sum(a: u64, b: u64) -> u64 { return bitcast<u64>(bitcast<f64>(a) + bitcast<f64>(b)); }
 fn product(a: u64, b: u64) -> u64 { return bitcast<u64>(bitcast<f64>(a) * bitcast<f64>(b)); }
+// No branches: SwiftShader's compiler takes minutes over a chain of early returns.
 fn least(a: u64, b: u64) -> u64 {
-    if is_nan(a) || is_nan(b) { return 0x7ff8000000000000lu; }
-    return select(b, a, key(a) <= key(b));
+    return select(select(b, a, key(a) <= key(b)), 0x7ff8000000000000lu, is_nan(a) | is_nan(b));
 }
 fn greatest(a: u64, b: u64) -> u64 {
-    if is_nan(a) || is_nan(b) { return 0x7ff8000000000000lu; }
-    return select(b, a, key(a) >= key(b));
+    return select(select(b, a, key(a) >= key(b)), 0x7ff8000000000000lu, is_nan(a) | is_nan(b));
 }
 // Going through an integer that no compiler knows, the product cannot be fused with the addition that follows.
 fn scaled(a: u64, scale: u32) -> u64 {
