@@ -1,7 +1,8 @@
 //! Operations, checked once and resolved to addresses, so that running them looks nothing up.
 use crate::{
-    kernels::{self, Fold, Place, Ranges},
+    kernels::{self, Fold, Ranges},
     memory::{Address, Buffer},
+    wire::Place,
 };
 use allhands_contract::{BufferId, DeviceId, Error, Kernel, Limits, Memory, Op, Range, Result, check_ops};
 use std::sync::Arc;

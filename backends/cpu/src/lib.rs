@@ -12,6 +12,7 @@
 //! | `queue` | the in-order queue, its timelines and its worker |
 //! | `commands` | operations, checked once and resolved to addresses |
 //! | `kernels` | the reductions, bit for bit |
+//! | `wire` | how elements lie in memory, and floats of 16 bits |
 //! | `memory` | pages, and the buffers over them |
 
 mod commands;
@@ -21,6 +22,7 @@ mod kernels;
 mod memory;
 mod options;
 mod queue;
+mod wire;
 #[cfg(test)]
 mod tests;
 

@@ -34,6 +34,8 @@ impl Environment {
             .map_err(|e| format!("cannot restrict {}: {e}", runtime.display()))?;
         environment.set("XDG_RUNTIME_DIR", runtime);
         environment.set("MESA_SHADER_CACHE_DIR", directory.join("shader-cache"));
+        // What is measured here is no guide to the user's own devices.
+        environment.set("ALLHANDS_CACHE", directory.join("measurements"));
         environment.set("__EGL_VENDOR_LIBRARY_DIRS", &nothing);
         environment.set("VK_DRIVER_FILES", nothing.join("none.json"));
         environment.set("VK_ICD_FILENAMES", nothing.join("none.json"));
