@@ -96,7 +96,7 @@ impl Scheduled {
         let links = lower::Links {
             ranks: n,
             paths,
-            mapped: setup.devices.iter().map(|d| d.limits().mapped).collect(),
+            mapped: setup.devices.iter().map(|d| d.limits().mapped && d.limits().host_reads_mapped).collect(),
             max_sources: setup.devices.iter().map(|d| d.limits().max_sources).collect(),
         };
         let tuner = Tuner::new(&setup.found.links, &setup.found.speeds, &*workers[0])?;
@@ -157,7 +157,8 @@ impl Scheduled {
         let have = algorithms(collective);
         if let Some(algorithm) = wanted.filter(|a| call.in_rank_order() && !a.in_rank_order()) {
             let what = if call.scales.is_empty() { "a wire type" } else { "a scale" };
-            let why = format!("{algorithm} folds partial results, and it takes the contributions: one-shot, two-shot, host");
+            let why =
+                format!("{algorithm} folds partial results, and it takes the contributions: one-shot, two-shot, host");
             return Err(Error::Option { what, why });
         }
         // A reduction that some device has no kernel for is the host's, for every rank, whatever was wanted. So is one
@@ -232,7 +233,11 @@ impl Scheduled {
         let mut queue = self.lock();
         let needs = plan.needs(call.staged_size());
         let trace = self.trace.as_deref();
-        let turn = if needs.is_empty() { None } else { Some(queue.staging.turn(&self.devices, &self.links, &needs, trace)?) };
+        let turn = if needs.is_empty() {
+            None
+        } else {
+            Some(queue.staging.turn(&self.devices, &self.links, &needs, trace)?)
+        };
         // Of each actor: the values that its timeline has before and after the call.
         let before = self.relay.issued();
         let submissions = |actor: usize| plan.submissions.get(actor).copied().unwrap_or(0);

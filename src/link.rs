@@ -23,6 +23,7 @@ use crate::{
     call::{Part, check},
     contract::{Clock, DataType, Device, DeviceId, SharedKind},
     engine::{Request, Scheduled, Setup},
+    peers::{self, Verdict},
     schedule::{Algorithm, Collective, Path, cost::Speed},
     speed,
 };
@@ -334,7 +335,7 @@ fn pair(
             let wanted = forced.path.is_none_or(|p| p == path) && forced.sync.is_none_or(|s| s == sync);
             let outcome = if !wanted {
                 Outcome::NotTried
-            } else if let Some(why) = refusal(path, sync, devices) {
+            } else if let Some(why) = refusal(path, sync, devices).or_else(|| unproven(path, devices, forced)) {
                 Outcome::Refused(why)
             } else {
                 let throwaway = [siblings.of(devices[0])?, siblings.of(devices[1])?];
@@ -370,6 +371,24 @@ fn pair(
     let tried = link.attempts.iter().filter(|a| a.outcome != Outcome::NotTried);
     let why: Vec<String> = tried.map(|a| format!("{} with {}: {}", a.path, a.sync, a.outcome)).collect();
     Err(Error::Path { ranks: (ranks[0], ranks[1]), why: why.join("; ") })
+}
+
+/// Why peer access is not even tried: between two cards it can hang the host, so it takes a kept proof, or to be forced.
+fn unproven(path: Path, devices: [&Arc<dyn Device>; 2], forced: Forced) -> Option<String> {
+    let addresses = devices.map(|d| d.info().address.as_deref());
+    let [Some(a), Some(b)] = addresses else { return None };
+    if path != Path::Peer || a == b {
+        return None;
+    }
+    if forced.path == Some(Path::Peer) {
+        log::warn!("peer access between {a} and {b} is proven in this process; `allhands prove` does it in a child");
+        return None;
+    }
+    match peers::kept(&**devices[0], &**devices[1]) {
+        Some(Verdict::Proven) => None,
+        Some(Verdict::Failed(why)) => Some(format!("`allhands prove` {why}")),
+        None => Some("peer access is off until `allhands prove` has shown it".into()),
+    }
 }
 
 /// What a device lacks for it.

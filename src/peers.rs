@@ -41,7 +41,7 @@ pub fn keep(a: &dyn Device, b: &dyn Device, verdict: &Verdict) -> io::Result<()>
     let others = old.lines().filter(|line| line.split_once('\t').is_some_and(|(_, rest)| rest != key));
     let word = match verdict {
         Verdict::Proven => "proven".to_string(),
-        Verdict::Failed(why) => format!("failed: {}", why.replace(char::is_control, " ")),
+        Verdict::Failed(why) => why.replace(char::is_control, " "),
     };
     let mut text: String = others.map(|line| format!("{line}\n")).collect();
     text.push_str(&format!("{word}\t{key}\n"));

@@ -84,7 +84,7 @@ impl Staging {
     /// Fills all staging with a pattern, so that a read of what was never written shows. Only while nothing runs.
     pub fn poison(&self, devices: &Devices, pattern: u32) -> Result<()> {
         for pool in self.pools() {
-            for (&(owner, home), buffer) in &pool.arenas {
+            for (&(owner, home), buffer) in &pool.buffers {
                 let device = devices.of_arena(owner, home);
                 let bytes = pattern.to_ne_bytes().repeat(device.size(*buffer)? as usize / 4);
                 device.write(Range::new(*buffer, 0, bytes.len() as u64), &bytes)?;
@@ -119,13 +119,14 @@ impl Devices {
         match home {
             Home::Inbox => actor < n && actor != owner && links.path(owner, actor) == Path::Peer,
             Home::Shared if actor < n => {
-                actor == owner || [links.path(actor, owner), links.path(owner, actor)].contains(&Path::SharedHost)
+                let with = |other| [links.path(actor, other), links.path(other, actor)].contains(&Path::SharedHost);
+                (0..n).any(|other| other != actor && with(other))
             }
             Home::Shared | Home::Upload | Home::Download | Home::Mapped => actor >= n,
             _ => false,
         }
     }
-    /// Who allocates an arena: shared host memory is the owner's host worker's, the rest the owner's own.
+    /// Who allocates a buffer: shared host memory is a host worker's, the rest the owner's own.
     fn of_arena(&self, owner: Actor, home: Home) -> &Arc<dyn Device> {
         let n = self.ranks.len() as Actor;
         if home == Home::Shared && owner < n { &self.workers[owner as usize] } else { self.of(owner) }
@@ -137,9 +138,12 @@ pub(crate) struct Pool {
     devices: Devices,
     /// Bytes of each arena in one bank.
     sizes: Needs,
+    /// Where in its buffer each arena starts.
+    starts: Needs,
     banks: u64,
-    arenas: BTreeMap<(Actor, Home), BufferId>,
-    /// What each other actor calls the arena.
+    /// By [`allocation`].
+    buffers: BTreeMap<(Actor, Home), BufferId>,
+    /// What each other actor calls the buffer.
     views: BTreeMap<(Actor, Home, Actor), BufferId>,
     turns: Mutex<Turns>,
 }
@@ -156,21 +160,29 @@ impl Pool {
         let mut pool = Pool {
             devices: devices.clone(),
             sizes: Needs::new(),
+            starts: Needs::new(),
             banks,
-            arenas: BTreeMap::new(),
+            buffers: BTreeMap::new(),
             views: BTreeMap::new(),
             turns: Mutex::new(turns),
         };
         // On an error the drop of `pool` frees what was made so far.
-        for ((owner, home), bytes) in sizes {
-            pool.add_arena((owner, home), bytes, links, trace)?;
+        let mut buffers = Needs::new();
+        for (&arena, bytes) in &sizes {
+            let size = buffers.entry(allocation(arena)).or_default();
+            pool.starts.insert(arena, *size);
+            *size += bytes * banks;
+        }
+        pool.sizes = sizes;
+        for (allocation, size) in buffers {
+            pool.add_buffer(allocation, size, links, trace)?;
         }
         Ok(pool)
     }
-    fn add_arena(
+    fn add_buffer(
         &mut self,
         (owner, home): (Actor, Home),
-        bytes: u64,
+        size: u64,
         links: &Links,
         trace: Option<&Trace>,
     ) -> Result<()> {
@@ -181,10 +193,9 @@ impl Pool {
             _ => Memory::Device,
         };
         let device = self.devices.of_arena(owner, home).clone();
-        let desc = BufferDesc { size: bytes * self.banks, memory, exportable: home != Home::Device };
+        let desc = BufferDesc { size, memory, exportable: home != Home::Device };
         let buffer = device.create_buffer(&desc)?;
-        self.sizes.insert((owner, home), bytes);
-        self.arenas.insert((owner, home), buffer);
+        self.buffers.insert((owner, home), buffer);
         for actor in (0..self.devices.actors()).filter(|actor| self.devices.reaches(*actor, owner, home, links)) {
             let importer = self.devices.of(actor).clone();
             if importer.info().id == buffer.device {
@@ -211,9 +222,9 @@ impl Pool {
     }
     /// Bytes `start..start + size` of an arena in a bank, as `actor` calls them.
     pub fn range(&self, bank: u64, arena: (Actor, Home), actor: Actor, start: u64, size: u64) -> Range {
-        let (owner, home) = arena;
-        let view = self.views.get(&(owner, home, actor)).unwrap_or_else(|| &self.arenas[&arena]);
-        Range::new(*view, bank * self.sizes[&arena] + start, size)
+        let (owner, home) = allocation(arena);
+        let view = self.views.get(&(owner, home, actor)).unwrap_or_else(|| &self.buffers[&(owner, home)]);
+        Range::new(*view, self.starts[&arena] + bank * self.sizes[&arena] + start, size)
     }
     fn lock(&self) -> MutexGuard<'_, Turns> {
         self.turns.lock().unwrap_or_else(PoisonError::into_inner)
@@ -225,10 +236,15 @@ impl Drop for Pool {
         for ((.., actor), view) in &self.views {
             self.devices.of(*actor).destroy_buffer(*view);
         }
-        for (&(owner, home), buffer) in &self.arenas {
+        for (&(owner, home), buffer) in &self.buffers {
             self.devices.of_arena(owner, home).destroy_buffer(*buffer);
         }
     }
+}
+
+/// Whose buffer an arena lies in. Shared memory is one buffer: a kernel that reads every rank's outbox then binds one.
+fn allocation((owner, home): (Actor, Home)) -> (Actor, Home) {
+    if home == Home::Shared { (0, home) } else { (owner, home) }
 }
 
 /// Gives `importer` a view of a buffer, in the first form that both have.

@@ -157,15 +157,15 @@ fn a_path_that_fails_its_proof_is_not_taken() {
 #[test]
 fn a_call_without_progress_ends_at_its_deadline_and_says_who_is_late() {
     let (clock, faults) = (Clock::manual(), Arc::new(Faults::default()));
-    let on_clock = |faults: &Arc<Faults>| {
-        cpu(Options { clock: clock.clone(), faults: faults.clone(), ..Options::default() })
-    };
+    let on_clock =
+        |faults: &Arc<Faults>| cpu(Options { clock: clock.clone(), faults: faults.clone(), ..Options::default() });
     let devices = [on_clock(&Arc::default()), on_clock(&faults)];
     let comm = builder(&devices).clock(clock.clone()).deadline(Duration::from_secs(5)).build().unwrap();
     let buffers = ones(&devices, 1000);
     // Time does not run while the data is awaited.
     let ready = Point { timeline: devices[0].create_timeline(false).unwrap(), value: 1 };
-    let waiting = comm.all_reduce([Part::from(&buffers[0]).after([ready]), (&buffers[1]).into()], ReduceOp::Sum).unwrap();
+    let waiting =
+        comm.all_reduce([Part::from(&buffers[0]).after([ready]), (&buffers[1]).into()], ReduceOp::Sum).unwrap();
     for _ in 0..10 {
         clock.advance(Duration::from_secs(4));
     }

@@ -23,9 +23,8 @@ fn reset_peak() {
 fn a_long_message_needs_little_more_than_its_buffers() {
     let devices = ranks(RANKS);
     let comm = builder(&devices).build().unwrap();
-    let buffers = |len: u64| -> Vec<Buffer> {
-        devices.iter().map(|d| Buffer::new(d, DataType::U32, len / 4).unwrap()).collect()
-    };
+    let buffers =
+        |len: u64| -> Vec<Buffer> { devices.iter().map(|d| Buffer::new(d, DataType::U32, len / 4).unwrap()).collect() };
     let call = |inputs: &[Buffer], outputs: &[Buffer]| {
         let parts = inputs.iter().zip(outputs).map(|(i, o)| Part::new(i.span(), o.span()));
         comm.all_reduce(parts, ReduceOp::Sum).unwrap().wait().unwrap();

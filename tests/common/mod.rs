@@ -28,6 +28,20 @@ pub fn ranks(n: usize) -> Vec<Arc<dyn Device>> {
     open[..n].to_vec()
 }
 
+/// Whether the cell wants a slice of each test (`ALLHANDS_QUICK`), enough to see that its driver or path works.
+pub fn quick() -> bool {
+    std::env::var("ALLHANDS_QUICK").is_ok_and(|v| !v.is_empty() && v != "0")
+}
+
+/// Numbers of ranks to test with: these; few in a slice; or the one that the cell asks for (`ALLHANDS_RANKS`).
+pub fn sizes(all: &[u32]) -> Vec<u32> {
+    match std::env::var("ALLHANDS_RANKS").map(|n| n.parse()) {
+        Ok(Ok(n)) => vec![n],
+        _ if quick() => all.iter().copied().filter(|n| [2, 3].contains(n)).collect(),
+        _ => all.to_vec(),
+    }
+}
+
 pub fn builder(devices: &[Arc<dyn Device>]) -> allhands::Builder {
     devices.iter().fold(Communicator::builder(), |b, d| b.rank(d.clone()))
 }

@@ -29,6 +29,9 @@ pub struct Limits {
     pub submit_blocks: bool,
     /// Whether there is [`Memory::Mapped`](crate::Memory).
     pub mapped: bool,
+    /// Whether the host reads that memory at full speed: on an integrated device, or one that is the CPU. Over a bus
+    /// such reads are a hundred times slower than a copy into host memory.
+    pub host_reads_mapped: bool,
     /// Most sources of one kernel.
     pub max_sources: u32,
     /// Most buffers that one kernel binds, stores and sources together.

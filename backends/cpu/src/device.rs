@@ -372,6 +372,7 @@ fn limits(mode: Mode) -> Limits {
         resubmit: true,
         submit_blocks: mode == Mode::Inline,
         mapped: true,
+        host_reads_mapped: true,
         max_sources: 64,
         max_bindings: 256,
         max_kernel_elements: 1 << 48,

@@ -22,9 +22,9 @@ mod kernels;
 mod memory;
 mod options;
 mod queue;
-mod wire;
 #[cfg(test)]
 mod tests;
+mod wire;
 
 pub use device::CpuDevice;
 pub use faults::{Faults, PathFault};

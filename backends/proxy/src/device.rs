@@ -103,6 +103,8 @@ impl<A: ProxyApi> ProxyDevice<A> {
             resubmit: false,
             submit_blocks: A::SUBMIT_BLOCKS,
             mapped,
+            host_reads_mapped: mapped
+                && matches!(exposed.info.device_type, wgt::DeviceType::Cpu | wgt::DeviceType::IntegratedGpu),
             max_sources: kernels::SOURCES as u32,
             max_bindings: kernels::BINDINGS as u32,
             // Of the widest type, so that a range of any fits a window.

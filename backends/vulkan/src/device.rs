@@ -135,6 +135,10 @@ impl VulkanDevice {
             resubmit: true,
             submit_blocks: false,
             mapped: memory_type(&gpu.physical, Memory::Mapped, u32::MAX).is_some(),
+            host_reads_mapped: memory_type(&gpu.physical, Memory::Mapped, u32::MAX).is_some_and(|t| {
+                let flags = gpu.physical.memory.memory_types[t as usize].property_flags;
+                flags.contains(vk::MemoryPropertyFlags::HOST_CACHED)
+            }),
             max_sources: kernels::SOURCES as u32,
             max_bindings: kernels::BINDINGS as u32,
             max_kernel_elements: windows.elements(),

@@ -202,7 +202,9 @@ impl Recorder<'_> {
         let buffer = &self.buffers[&range.buffer];
         if domain == Domain::Host || !buffer.crosses() {
             return match acquire {
-                true => self.order(Stage::HOST, Access::HOST_WRITE, WORK, USES),
+                // After the waits of the submission too, not only after the host: where the list was submitted before
+                // the host wrote, it is the wait at a gate that says when.
+                true => self.order(Stage::HOST | Stage::ALL_COMMANDS, Access::HOST_WRITE, WORK, USES),
                 false => self.order(WORK, WRITES, Stage::HOST, Access::HOST_READ | Access::HOST_WRITE),
             };
         }

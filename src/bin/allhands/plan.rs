@@ -97,13 +97,7 @@ impl Plan {
         };
         let links = Links::uniform(self.ranks, self.path, self.mapped, MAX_SOURCES);
         let schedule = lower(&logical, &links);
-        let speed = Speed {
-            submit: 0.0,
-            launch: 0.0,
-            copy: self.beta * 1e9,
-            reduce: self.beta * 1e9,
-            overlap: false,
-        };
+        let speed = Speed { submit: 0.0, launch: 0.0, copy: self.beta * 1e9, reduce: self.beta * 1e9, overlap: false };
         let times = timeline(&schedule, &Model::uniform(self.ranks, ELEMENT, speed, speed, self.alpha * 1e-6));
 
         let mut text = draw::text(&schedule);

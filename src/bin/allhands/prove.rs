@@ -62,7 +62,8 @@ impl Prove {
         Ok(())
     }
     fn in_child(&self, a: &DeviceName, b: &DeviceName) -> Result<Verdict, Failure> {
-        let program = std::env::current_exe().map_err(|e| Failure::Run(format!("no program to run as a child: {e}")))?;
+        let program =
+            std::env::current_exe().map_err(|e| Failure::Run(format!("no program to run as a child: {e}")))?;
         let mut child = Command::new(program)
             .args(["prove", "--child", "--devices", &format!("{a},{b}")])
             .stdin(Stdio::null())
