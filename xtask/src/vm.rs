@@ -89,9 +89,9 @@ const STEPS: [Step; 8] = [
         name: "all-reduce",
         drivers: Drivers::TwoLlvmpipes,
         program: PROGRAM,
-        arguments: "perf all_reduce --devices vulkan:0,vulkan:1 --path peer -b 4 -e 1M -f 16 -n 3 -w 1 -c 1",
+        arguments: "perf all_reduce --devices vulkan:0,vulkan:1 --path peer --algorithm one-shot -b 4 -e 1M -f 16 -n 3 -w 1 -c 1",
         environment: "RUST_LOG=warn,allhands_vulkan=debug",
-        shows: &["imports a dma-buf of `udmabuf`", " f32 *sum * 0 * 0 * peer "],
+        shows: &["imports a dma-buf of `udmabuf`", " f32 *sum * 0 * 0 * one-shot *peer "],
     },
     Step {
         name: "info-venus",
@@ -117,12 +117,13 @@ const STEPS: [Step; 8] = [
         environment: "",
         shows: &["test descriptors_carry_memory_to_a_sibling ... ok", "test result: ok"],
     },
-    // What it asks does not depend on who else is there, so one device will do. The test left out takes minutes.
+    // What it asks does not depend on who else is there, so one device will do. Compiling every kernel takes many minutes
+    // in emulation, and has nothing to do with how memory crosses.
     Step {
         name: "conformance",
         drivers: Drivers::TwoLlvmpipes,
         program: "backends/vulkan:example:conformance",
-        arguments: "0 kernels_reach_their_last_element",
+        arguments: "0 kernels_",
         environment: "",
         shows: &["devices_share_exported_memory: Passed", "passed, 0 failed"],
     },

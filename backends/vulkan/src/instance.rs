@@ -1,6 +1,7 @@
 //! The loader, the instance, and the physical devices that it shows.
 //!
-//! A process has one instance at a time, made when it is first needed and destroyed with the last device on it. A
+//! A process has one instance, made when it is first needed and never destroyed: with its last instance the loader
+//! unloads the drivers, and not all survive that, least of all while threads end or another instance is made. A
 //! physical device is named by place, PCI address, name or UUID; by UUID alone nothing is ever told apart, because
 //! copies of a driver share one.
 use crate::spirv::{FloatControls, Rules};
@@ -9,7 +10,7 @@ use ash::{ext, vk};
 use std::{
     ffi::{CStr, CString},
     str::FromStr,
-    sync::{Arc, Mutex, OnceLock, PoisonError, Weak},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
 /// Which physical device is wanted.
@@ -65,12 +66,10 @@ pub struct AdapterInfo {
     pub driver_uuid: [u8; 16],
 }
 
-/// An instance, ours or an app's.
+/// An instance, the process's or an app's, which neither is destroyed here.
 pub(crate) struct Instance {
     _entry: ash::Entry,
     pub raw: ash::Instance,
-    /// Whether it is destroyed with this.
-    owned: bool,
 }
 
 /// The version that is asked for, unless the loader is older.
@@ -79,10 +78,10 @@ const API: u32 = vk::API_VERSION_1_3;
 impl Instance {
     /// The process's own; an error if there is no loader, or one that is too old.
     pub fn shared() -> std::result::Result<Arc<Self>, String> {
-        static SHARED: Mutex<Weak<Instance>> = Mutex::new(Weak::new());
+        static SHARED: Mutex<Option<Arc<Instance>>> = Mutex::new(None);
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(instance) = shared.upgrade() {
-            return Ok(instance);
+        if let Some(instance) = &*shared {
+            return Ok(instance.clone());
         }
         let entry = loader()?.clone();
         // SAFETY: the entry is a loader's.
@@ -97,13 +96,13 @@ impl Instance {
             vk::Result::ERROR_INCOMPATIBLE_DRIVER => "no Vulkan driver was found".to_string(),
             e => format!("the Vulkan loader makes no instance: {e:?}"),
         })?;
-        let instance = Arc::new(Instance { _entry: entry, raw, owned: true });
-        *shared = Arc::downgrade(&instance);
+        let instance = Arc::new(Instance { _entry: entry, raw });
+        *shared = Some(instance.clone());
         Ok(instance)
     }
     /// An app's, which keeps it.
     pub fn lent(entry: ash::Entry, raw: ash::Instance) -> Arc<Self> {
-        Arc::new(Instance { _entry: entry, raw, owned: false })
+        Arc::new(Instance { _entry: entry, raw })
     }
     /// Every physical device that it shows.
     pub fn physicals(&self) -> std::result::Result<Vec<Physical>, String> {
@@ -134,16 +133,7 @@ impl Instance {
     }
 }
 
-impl Drop for Instance {
-    fn drop(&mut self) {
-        if self.owned {
-            // SAFETY: everything made of it keeps it alive, so this comes last.
-            unsafe { self.raw.destroy_instance(None) }
-        }
-    }
-}
-
-/// Stays loaded once it is: drivers do not all survive being unloaded.
+/// Stays loaded once it is, as its instance stays.
 fn loader() -> std::result::Result<&'static ash::Entry, String> {
     static LOADER: OnceLock<std::result::Result<ash::Entry, String>> = OnceLock::new();
     // SAFETY: the library that the system's search path names is a Vulkan loader.

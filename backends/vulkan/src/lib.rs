@@ -10,6 +10,7 @@
 //! | `gpu` | an open VkDevice, ours or an app's; counts every call into the driver; destroyed last |
 //! | `memory` | buffers, and which memory they are of |
 //! | `share` | memory that crosses: dma-buf, opaque descriptor, host pages |
+//! | `fd` | a descriptor on its way into a driver and out of it |
 //! | `timeline` | timelines: ours, an app's, another device's |
 //! | `pipelines` | the kernels, compiled at first use |
 //! | `spirv` | what WGSL cannot say of its arithmetic |
@@ -37,6 +38,7 @@ use std::sync::Arc;
 
 mod device;
 mod doors;
+mod fd;
 mod gpu;
 mod instance;
 mod memory;

@@ -7,9 +7,10 @@
 //! | `Upload` `Download` | the host's, never the device's own behind a small window |
 //! | `Mapped` | local to the device, all of it in the host's view |
 //!
-//! A buffer that stays here is a piece of a larger allocation. One that may leave has an allocation of its own; where
-//! it is host memory that is anonymous pages of ours, imported: other devices can then import them too, which what a
-//! driver maps does not promise.
+//! A buffer that stays here is a piece of a larger allocation. One that may leave has an allocation of its own; for
+//! `Upload` and `Download` that is anonymous pages of ours, imported: other devices can then import them too, which
+//! what a driver maps does not promise. Where a driver lets no type that the host sees leave as a descriptor, such a
+//! buffer leaves as its mapping alone, which the host reads and writes.
 use crate::{
     doors::Door,
     gpu::{Gpu, USAGE, handle_type},
@@ -17,7 +18,10 @@ use crate::{
     share,
 };
 use allhands_contract::{BufferDesc, Error, HostRegion, Memory, Result, SharedKind};
-use ash::vk::{self, MemoryPropertyFlags as Flags};
+use ash::{
+    prelude::VkResult,
+    vk::{self, MemoryPropertyFlags as Flags},
+};
 use gpu_allocator::{
     AllocationError, MemoryLocation,
     vulkan::{Allocation, AllocationCreateDesc, AllocationScheme},
@@ -140,11 +144,19 @@ impl Buffer {
                 Err(why) => log::debug!("{why}; the driver's memory is used"),
             }
         }
-        let exports = if desc.exportable { gpu.caps.export_types } else { Default::default() };
-        let draft = Draft::new(gpu, WHAT, capacity, exports)?;
-        let needs = draft.needs();
-        let memory_type = memory_type(&gpu.physical, desc.memory, needs.memory_type_bits)
-            .ok_or_else(|| gpu.refused(WHAT, format!("it has no {:?} memory", desc.memory)))?;
+        let plan = |exports| {
+            let draft = Draft::new(gpu, WHAT, capacity, exports)?;
+            let needs = draft.needs();
+            let memory_type = memory_type(&gpu.physical, desc.memory, needs.memory_type_bits);
+            Ok(memory_type.map(|memory_type| (draft, needs, memory_type, exports)))
+        };
+        let (none, wanted) = (Default::default(), gpu.caps.export_types);
+        let planned = match plan(if desc.exportable { wanted } else { none })? {
+            None if desc.exportable && desc.memory != Memory::Device => plan(none)?,
+            planned => planned,
+        };
+        let (draft, needs, memory_type, exports) =
+            planned.ok_or_else(|| gpu.refused(WHAT, format!("it has no {:?} memory", desc.memory)))?;
         let draft = if desc.exportable {
             draft.allocate_own(WHAT, needs, memory_type, exports, is_seen(&gpu.physical, desc.memory, memory_type))?
         } else {
@@ -347,18 +359,17 @@ impl Draft {
         Ok(self)
     }
 
-    /// Allocates what `info` describes (an import), binds it, and has `backing` own it. On failure nothing is left.
-    pub fn allocate_import(
+    /// Binds what an import of `size` bytes gave, and has `backing` own it. On failure nothing is left.
+    pub fn bind_import(
         mut self,
         what: &'static str,
-        info: &vk::MemoryAllocateInfo<'_>,
+        memory: VkResult<vk::DeviceMemory>,
+        size: u64,
         offset: u64,
         backing: impl FnOnce(vk::DeviceMemory) -> Backing,
         host: Option<Mapping>,
     ) -> Result<Self> {
-        // SAFETY: the importer checked the handle and chose a type that both the handle and the buffer allow.
-        let memory =
-            self.gpu.check(what, info.allocation_size, unsafe { self.gpu.vk().allocate_memory(info, None) })?;
+        let memory = self.gpu.check(what, size, memory)?;
         self.backing = Some(backing(memory));
         self.host = host;
         self.bind(what, memory, offset)?;

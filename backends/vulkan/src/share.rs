@@ -2,12 +2,13 @@
 //!
 //! That an import succeeds says little: some drivers take whatever descriptor they are given. So what can be
 //! checked is checked before the driver is asked (what the descriptor is, how large, whose), and every refusal keeps
-//! its reason. A descriptor is duplicated for each import, because a driver keeps it if, and only if, it succeeds.
+//! its reason. Each import is given a duplicate of the descriptor.
 use crate::{
     doors::Door,
+    fd::{give, own},
     gpu::{Gpu, handle_type},
     memory::{Backing, Buffer, Draft, Mapping, coherent_types, memory_type},
-    timeline::{own, same_driver},
+    timeline::same_driver,
 };
 use allhands_contract::{BufferDesc, HostRegion, Memory, Result, SharedFd, SharedHandle, SharedKind, SharedMemory};
 use ash::vk;
@@ -16,7 +17,7 @@ use rustix::{
     mm::{MapFlags, ProtFlags, mmap_anonymous, munmap},
 };
 use std::{
-    os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
     ptr::NonNull,
     sync::Arc,
 };
@@ -132,22 +133,22 @@ fn import_fd(gpu: &Arc<Gpu>, kind: SharedKind, shared: &SharedFd, size: u64, bit
         .ok_or_else(|| gpu.refused(IMPORT, "no memory type suits both the descriptor and a buffer"))?;
     let caps = if kind == SharedKind::DmaBuf { gpu.caps.dma_buf } else { gpu.caps.opaque_fd };
     let dedicated = caps.dedicated || (shared.dedicated && kind == SharedKind::OpaqueFd);
-    let fd = shared.fd.as_fd().try_clone_to_owned().map_err(|e| gpu.refused(IMPORT, format!("no descriptor: {e}")))?;
-    let mut from = vk::ImportMemoryFdInfoKHR::default().handle_type(handle_type(kind)).fd(fd.as_raw_fd());
-    let mut alone = vk::MemoryDedicatedAllocateInfo::default().buffer(draft.raw());
-    let mut info = vk::MemoryAllocateInfo::default()
-        .allocation_size(shared.allocation_size)
-        .memory_type_index(memory_type)
-        .push_next(&mut from);
-    if dedicated {
-        info = info.push_next(&mut alone);
-    }
-    let backing = move |memory| {
-        let _ = fd.into_raw_fd(); // the driver's now, as it succeeded
-        let (size, exports) = (shared.allocation_size, handle_type(kind));
-        Backing::Own { memory, size, memory_type, dedicated, exports }
-    };
-    let draft = draft.allocate_import(IMPORT, &info, shared.offset, backing, None)?;
+    let memory = give(gpu, IMPORT, shared.fd.as_fd(), |fd| {
+        let mut from = vk::ImportMemoryFdInfoKHR::default().handle_type(handle_type(kind)).fd(fd);
+        let mut alone = vk::MemoryDedicatedAllocateInfo::default().buffer(draft.raw());
+        let mut info = vk::MemoryAllocateInfo::default()
+            .allocation_size(shared.allocation_size)
+            .memory_type_index(memory_type)
+            .push_next(&mut from);
+        if dedicated {
+            info = info.push_next(&mut alone);
+        }
+        // SAFETY: the descriptor is open and the driver's to keep; the type is one that both it and the buffer allow.
+        unsafe { gpu.vk().allocate_memory(&info, None) }
+    })?;
+    let (size_of_all, exports) = (shared.allocation_size, handle_type(kind));
+    let backing = |memory| Backing::Own { memory, size: size_of_all, memory_type, dedicated, exports };
+    let draft = draft.bind_import(IMPORT, memory, size_of_all, shared.offset, backing, None)?;
     Ok(draft.finish(size, Memory::Device, false))
 }
 
@@ -193,7 +194,10 @@ pub(crate) fn import_pages(gpu: &Arc<Gpu>, region: Arc<HostRegion>, size: u64) -
         .memory_type_index(memory_type)
         .push_next(&mut from);
     let host = NonNull::new(region.as_ptr()).map(Mapping);
-    draft.allocate_import(IMPORT, &info, offset, move |memory| Backing::Pages { memory, region }, host)
+    // SAFETY: the pages are mapped while the region lives, which the backing keeps for longer than the memory; the type
+    // is one that both they and the buffer allow.
+    let memory = unsafe { gpu.vk().allocate_memory(&info, None) };
+    draft.bind_import(IMPORT, memory, end - base, offset, move |memory| Backing::Pages { memory, region }, host)
 }
 
 /// Anonymous pages, present from the start: some drivers refuse shared ones, and some trip over absent ones.

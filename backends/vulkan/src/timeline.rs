@@ -2,12 +2,16 @@
 //!
 //! One is made exportable only where the query for timelines grants it: to ask a driver that does not is, on one of
 //! them, a crash.
-use crate::{doors::Door, gpu::Gpu};
+use crate::{
+    doors::Door,
+    fd::{give, own},
+    gpu::Gpu,
+};
 use allhands_contract::{Result, SharedTimeline};
 use ash::vk;
 use std::{
     any::Any,
-    os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd, OwnedFd},
+    os::fd::AsFd,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -79,16 +83,16 @@ impl Timeline {
         if lies {
             return Ok(timeline);
         }
-        let fd =
-            shared.fd.as_fd().try_clone_to_owned().map_err(|e| gpu.refused(WHAT, format!("no descriptor: {e}")))?;
-        let info = vk::ImportSemaphoreFdInfoKHR::default()
-            .semaphore(timeline.raw)
-            .handle_type(vk::ExternalSemaphoreHandleTypeFlags::OPAQUE_FD)
-            .fd(fd.as_raw_fd());
-        // SAFETY: the semaphore is new and unused; imports of this handle type are granted, the caller looked.
-        let imported = unsafe { gpu.semaphore_fd().import_semaphore_fd(&info) };
+        let imported = give(gpu, WHAT, shared.fd.as_fd(), |fd| {
+            let info = vk::ImportSemaphoreFdInfoKHR::default()
+                .semaphore(timeline.raw)
+                .handle_type(vk::ExternalSemaphoreHandleTypeFlags::OPAQUE_FD)
+                .fd(fd);
+            // SAFETY: the semaphore is new and unused, the descriptor open and the driver's to keep; imports of this
+            // handle type are granted, the caller looked.
+            unsafe { gpu.semaphore_fd().import_semaphore_fd(&info) }
+        })?;
         gpu.check(WHAT, 0, imported)?;
-        let _ = fd.into_raw_fd(); // the driver's now, as it succeeded
         Ok(timeline)
     }
     /// For other devices of the same driver.
@@ -174,14 +178,4 @@ impl Drop for Timeline {
 /// Whether descriptors of a driver with this UUID are understood here. Drivers without a device have none.
 pub(crate) fn same_driver(gpu: &Gpu, driver_uuid: &[u8; 16]) -> bool {
     *driver_uuid == gpu.physical.driver_uuid && *driver_uuid != [0; 16]
-}
-
-/// Takes over a descriptor that a driver gave. A driver without a device may give nothing, or the program's own
-/// standard streams.
-pub(crate) fn own(gpu: &Gpu, what: &'static str, fd: i32) -> Result<OwnedFd> {
-    if fd < 3 {
-        return Err(gpu.refused(what, format!("its driver said it had, and gave descriptor {fd}")));
-    }
-    // SAFETY: it is open, and ours: the call that gave it says so.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

@@ -3,7 +3,7 @@
 use allhands_contract::*;
 use allhands_vulkan::{Selector, VulkanDevice, adapters};
 use std::{
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -24,8 +24,15 @@ pub fn open(selector: &Selector) -> Arc<VulkanDevice> {
     VulkanDevice::open(selector).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// Runs `test` on each, naming it where it fails.
+/// The right to count what the process has open: tests that open something take turns.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs `test` on each, alone, naming it where it fails.
 pub fn with_devices(test: impl Fn(Arc<VulkanDevice>)) {
+    let _alone = alone();
     for selector in selectors() {
         let device = open(&selector);
         println!("{selector:?}: {}, {}", device.info().name, device.info().driver);
