@@ -201,7 +201,7 @@ impl Pool {
             if importer.info().id == buffer.device {
                 continue;
             }
-            let view = share(&device, buffer, &importer)?;
+            let view = share(&device, buffer, &importer, home)?;
             self.views.insert((owner, home, actor), view);
             if let Some(trace) = trace {
                 trace.alias(view, buffer);
@@ -247,15 +247,18 @@ fn allocation((owner, home): (Actor, Home)) -> (Actor, Home) {
     if home == Home::Shared { (0, home) } else { (owner, home) }
 }
 
-/// Gives `importer` a view of a buffer, in the first form that both have.
-fn share(device: &Arc<dyn Device>, buffer: BufferId, importer: &Arc<dyn Device>) -> Result<BufferId> {
+/// Gives `importer` a view of a buffer, in the first form that both have. An inbox is device memory, and crosses as
+/// such even where the host could see it.
+fn share(device: &Arc<dyn Device>, buffer: BufferId, importer: &Arc<dyn Device>, home: Home) -> Result<BufferId> {
     let (out, into) = (&device.limits().memory_export, &importer.limits().memory_import);
     let mut refusal = contract::Error::Unsupported {
         device: importer.info().id,
         what: "form of memory that it shares with the owner",
         instead: "take the copied path",
     };
-    for kind in [SharedKind::Host, SharedKind::DmaBuf, SharedKind::OpaqueFd] {
+    let mut kinds = [SharedKind::Host, SharedKind::DmaBuf, SharedKind::OpaqueFd];
+    kinds.rotate_left(usize::from(home == Home::Inbox));
+    for kind in kinds {
         if out.contains(&kind) && into.contains(&kind) {
             match device.export(buffer, kind).and_then(|shared| importer.import(&shared)) {
                 Ok(view) => return Ok(view),

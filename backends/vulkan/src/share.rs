@@ -92,7 +92,7 @@ pub(crate) fn import(gpu: &Arc<Gpu>, shared: &SharedMemory) -> Result<Arc<Buffer
         }
         SharedHandle::DmaBuf(fd) => {
             let what = what_is(fd.fd.as_fd());
-            if what != "dma-buf" && !(what == "memfd (test)" && gpu.doors.memfd()) {
+            if !what.starts_with("dma-buf") && !(what == "memfd (test)" && gpu.doors.memfd()) {
                 return Err(gpu.refused(IMPORT, format!("the descriptor is no dma-buf: {what}")));
             }
             if !gpu.caps.foreign && !same_driver(gpu, &fd.driver_uuid) {
@@ -103,6 +103,7 @@ pub(crate) fn import(gpu: &Arc<Gpu>, shared: &SharedMemory) -> Result<Arc<Buffer
             // SAFETY: the descriptor is open; imports of dma-bufs are granted, the caller looked.
             let answer = unsafe { gpu.memory_fd().get_memory_fd_properties(kind, raw, &mut properties) };
             gpu.check(IMPORT, 0, answer)?;
+            log::debug!("{} imports a {what}, {} bytes, that {} exported", gpu.id, shared.size, shared.from);
             import_fd(gpu, SharedKind::DmaBuf, fd, shared.size, properties.memory_type_bits)
         }
     }
@@ -230,8 +231,8 @@ pub(crate) fn own_pages(gpu: &Gpu, size: u64) -> Result<Arc<HostRegion>> {
 pub(crate) fn what_is(fd: BorrowedFd<'_>) -> String {
     let raw = fd.as_raw_fd();
     let about = std::fs::read_to_string(format!("/proc/self/fdinfo/{raw}")).unwrap_or_default();
-    if about.lines().any(|line| line.starts_with("exp_name:")) {
-        return "dma-buf".into();
+    if let Some(exporter) = about.lines().find_map(|line| line.strip_prefix("exp_name:")) {
+        return format!("dma-buf of `{}`", exporter.trim());
     }
     match std::fs::read_link(format!("/proc/self/fd/{raw}")) {
         Ok(path) => match path.to_string_lossy() {
