@@ -8,7 +8,8 @@
 //! - **the same queue, or native sync**: it waits on the other's timeline, its own or imported. No CPU takes part.
 //! - **gated**: it is in the device's queue at once and waits on a *gate*, a timeline of that device which follows the
 //!   other actor's. Only the other actor's lane raises it, and never under a lock of a queue.
-//! - **held** (every wgpu-hal queue, and host workers): it stays in the lane until the board says that its waits are
+//! - **held** (every wgpu-hal queue, host workers, and calls in which a device would read at a gate what the host had not
+//!   written yet, if it cannot): it stays in the lane until the board says that its waits are
 //!   met. A gate there would block the next submission of anybody, the app's too.
 //!
 //! The host worker of a rank runs on the rank's lane: its device executes inside `submit`. A lane with nothing
@@ -214,13 +215,14 @@ impl Relay {
     /// throughout the process, while it is queued. Held submissions wait for nothing in their queue: no order needed.
     pub fn enqueue(&self, work: Vec<Work>) -> Result<()> {
         let _queues: Vec<_> = self.queues.iter().map(|q| q.lock().unwrap_or_else(PoisonError::into_inner)).collect();
+        let hold = work.iter().any(|w| self.reads_host_writes_to_come(w)) || self.holds_gated();
         let mut gated: Vec<(usize, Vec<Work>)> = Vec::new();
         let mut touched = vec![false; self.lanes.len()];
         for work in work {
             let actor = &self.actors[work.actor];
             actor.issued.store(work.value, SeqCst);
             touched[actor.lane] = true;
-            if !actor.device.limits().gated {
+            if hold || !actor.device.limits().gated {
                 let lane = &self.lanes[actor.lane];
                 lane.lock().held[lane.place(work.actor)].push_back(work);
                 continue;
@@ -244,6 +246,23 @@ impl Relay {
             return Err(failure.clone());
         }
         result
+    }
+    /// Whether a host worker will write, after this could be queued, what its device would not see at a gate.
+    fn reads_host_writes_to_come(&self, work: &Work) -> bool {
+        let limits = self.actors[work.actor].device.limits();
+        // Ranks come first, then as many host workers.
+        let to_come =
+            |&(other, value): &(usize, u64)| other >= self.actors.len() / 2 && self.board[other].load(SeqCst) < value;
+        limits.gated && !limits.gates_see_host_writes && work.waits.iter().any(to_come)
+    }
+    /// Whether something that could wait at a gate is held. What is called after it is held too: nothing in a queue
+    /// then waits for what is in none, and communicators that share queues cannot wait for each other.
+    fn holds_gated(&self) -> bool {
+        self.lanes.iter().any(|lane| {
+            let state = lane.lock();
+            let mut held = lane.actors.iter().zip(&state.held).filter(|(_, queue)| !queue.is_empty());
+            held.any(|(actor, _)| self.actors[*actor].device.limits().gated)
+        })
     }
     /// One submit for a gated queue: what it waits for need not have happened.
     fn submit_gated(&self, list: Vec<Work>) -> Result<()> {

@@ -23,6 +23,9 @@ pub struct Limits {
     /// Whether a submission may wait for a value that nobody has signalled or submitted yet, and whether `signal`
     /// is to be had. False on every wgpu-hal queue, whose submissions are chained by binary semaphores.
     pub gated: bool,
+    /// Whether a submission that waits at a gate sees what the host wrote after it was submitted. Where not, what reads
+    /// host writes is submitted after them.
+    pub gates_see_host_writes: bool,
     /// Whether prepared commands may be submitted again. If not, a submit uses them up.
     pub resubmit: bool,
     /// Whether a submit does the work on the caller's thread (GLES, the host worker).

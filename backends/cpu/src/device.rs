@@ -373,6 +373,7 @@ fn limits(mode: Mode) -> Limits {
         submit_blocks: mode == Mode::Inline,
         mapped: true,
         host_reads_mapped: true,
+        gates_see_host_writes: true,
         max_sources: 64,
         max_bindings: 256,
         max_kernel_elements: 1 << 48,

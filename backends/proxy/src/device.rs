@@ -100,6 +100,7 @@ impl<A: ProxyApi> ProxyDevice<A> {
         let invocations = u64::from(windows.workgroups) * u64::from(kernels::WORKGROUP);
         let limits = Limits {
             gated: false,
+            gates_see_host_writes: false,
             resubmit: false,
             submit_blocks: A::SUBMIT_BLOCKS,
             mapped,

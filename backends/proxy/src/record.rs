@@ -49,6 +49,7 @@ pub(crate) fn record<A: ProxyApi>(
             copies: 0,
         },
         touched: BTreeMap::new(),
+        together: Vec::new(),
         barriers: BTreeMap::new(),
         encoder: &mut encoder,
         in_pass: false,
@@ -85,6 +86,8 @@ struct Recorder<'a, A: ProxyApi> {
     commands: Commands<A>,
     /// What was done since the last barrier.
     touched: BTreeMap<BufferId, BufferUses>,
+    /// The ranges used since then, windows as a whole, and whether they are written.
+    together: Vec<(Range, bool)>,
     /// Barriers not issued yet: from, to.
     barriers: BTreeMap<BufferId, (BufferUses, BufferUses)>,
     encoder: &'a mut A::CommandEncoder,
@@ -128,6 +131,7 @@ impl<A: ProxyApi> Recorder<'_, A> {
 
     /// What was done so far, ahead of whatever comes.
     fn full_barrier(&mut self) {
+        self.together.clear();
         for (buffer, done) in std::mem::take(&mut self.touched) {
             self.barrier(buffer, done, DEVICE | A::BEFORE_COPIES);
         }
@@ -180,17 +184,20 @@ impl<A: ProxyApi> Recorder<'_, A> {
         Ok(())
     }
 
-    /// A kernel's window may span bytes of a buffer that a copy of the same group writes. To the device, and to
-    /// validation, the kernel uses the whole window: such a copy and such a kernel are put in order.
-    fn keep_apart(&mut self, ranges: &[Range], others: BufferUses) {
-        let together = |r: &Range| self.touched.get(&r.buffer).is_some_and(|done| done.intersects(others));
-        if ranges.iter().any(together) {
+    /// A kernel's window may span bytes that another operation of the same group writes. To the device, and to
+    /// validation, a kernel uses its whole windows: where they meet what another uses, the two are put in order.
+    fn keep_apart(&mut self, accesses: &[(Range, bool)]) {
+        let meets = |(a, a_written): &(Range, bool), (b, b_written): &(Range, bool)| {
+            (*a_written || *b_written) && a.overlaps(b)
+        };
+        if accesses.iter().any(|a| self.together.iter().any(|b| meets(a, b))) {
             self.full_barrier();
         }
+        self.together.extend(accesses);
     }
 
     fn copy(&mut self, src: &Range, dst: &Range) -> Result<()> {
-        self.keep_apart(&[*src, *dst], BufferUses::STORAGE_READ_WRITE);
+        self.keep_apart(&[(*src, false), (*dst, true)]);
         self.touch(src, BufferUses::COPY_SRC)?;
         self.touch(dst, BufferUses::COPY_DST)?;
         let Some(size) = NonZeroU64::new(src.size) else { return Ok(()) };
@@ -206,16 +213,16 @@ impl<A: ProxyApi> Recorder<'_, A> {
     }
 
     fn kernel(&mut self, k: &Kernel) -> Result<()> {
-        self.keep_apart(&k.stores, BufferUses::COPY_SRC | BufferUses::COPY_DST);
-        self.keep_apart(&k.sources, BufferUses::COPY_DST);
+        let (stores, rest) = k.stores.split_at(k.stores.len().min(kernels::STORES));
+        let bound = self.bind(stores, &k.sources)?;
+        let written = |window: &Range| (*window, stores.iter().any(|store| store.overlaps(window)));
+        self.keep_apart(&bound.0.iter().map(written).collect::<Vec<_>>());
         for range in k.stores.iter().chain(&k.sources) {
             self.touch(range, BufferUses::STORAGE_READ_WRITE)?;
         }
-        let (stores, rest) = k.stores.split_at(k.stores.len().min(kernels::STORES));
         if k.elements() == 0 {
             return Ok(());
         }
-        let bound = self.bind(stores, &k.sources)?;
         let (shape, params) = kernels::dispatch(k, self.windows.workgroups, |range| bound.place(range));
         let pipeline = self.gpu.pipelines.get(self.gpu, k.op, k.dtype, shape)?;
         let workgroups = kernels::workgroups(&params, self.windows.workgroups);

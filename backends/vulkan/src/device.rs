@@ -132,6 +132,9 @@ impl VulkanDevice {
         let windows = Windows::of(&gpu.physical.limits);
         let limits = Limits {
             gated: true,
+            // Seen on an H200: memory that was read earlier in the same submit is read as it was then, whatever the
+            // host wrote since, although the list acquires it from the host after the gate.
+            gates_see_host_writes: gpu.physical.software(),
             resubmit: true,
             submit_blocks: false,
             mapped: memory_type(&gpu.physical, Memory::Mapped, u32::MAX).is_some(),

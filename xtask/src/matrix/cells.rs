@@ -193,11 +193,10 @@ pub const CELLS: &[Cell] = &[
     },
     Cell {
         name: "vulkan-copies",
-        what: "Vulkan natively over four physical devices that share one UUID, by each path",
+        what: "Vulkan natively over four physical devices that share one UUID",
         drivers: &[&drivers::COPIES],
         devices: FOUR_OF_VULKAN,
         backend: VULKAN,
-        paths: EVERY_PATH,
         work: work::collectives,
         ..CELL
     },
@@ -228,6 +227,7 @@ pub const CELLS: &[Cell] = &[
         paths: EVERY_PATH,
         optional: true,
         work: work::memfd,
+        level: Level::Extended,
         ..CELL
     },
     Cell {
@@ -237,6 +237,7 @@ pub const CELLS: &[Cell] = &[
         devices: "vulkan:0",
         backend: VULKAN,
         work: validation::watched,
+        level: Level::Extended,
         ..CELL
     },
     Cell {
