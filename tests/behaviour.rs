@@ -103,8 +103,11 @@ fn the_point_of_a_rank_comes_after_its_result() {
     let submission = allhands::contract::Submission { commands: Some(commands), waits: &after, signal };
     devices[0].submit(&[submission]).unwrap();
     let deadline = Instant::now() + Duration::from_secs(10);
-    let waited = devices[0].wait_any(&[signal], devices[0].wakes(), deadline).unwrap();
-    assert_eq!(waited, allhands::contract::Waited::Reached);
+    // The communicator wakes the device for its own reasons: that ends a wait, and is waited out.
+    while devices[0].value(signal.timeline).unwrap() < signal.value {
+        assert!(Instant::now() < deadline, "the submission never came to its end");
+        let _ = devices[0].wait_any(&[signal], devices[0].wakes(), deadline).unwrap();
+    }
     assert!(all(&[copy], 2));
 }
 
