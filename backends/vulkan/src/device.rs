@@ -396,7 +396,9 @@ impl Device for VulkanDevice {
     }
     fn signal(&self, point: Point) -> Result<()> {
         self.gpu.status()?;
-        self.timeline(point.timeline)?.signal(point.value)
+        self.timeline(point.timeline)?.signal(point.value)?;
+        self.queue.stir();
+        Ok(())
     }
     fn wait_any(&self, points: &[Point], wakes: u64, deadline: Instant) -> Result<Waited> {
         let points = points.iter().map(|p| Ok((self.timeline(p.timeline)?, p.value))).collect::<Result<Vec<_>>>()?;

@@ -358,11 +358,6 @@ impl Gpu {
         self.calls.fetch_add(1, Ordering::Relaxed);
         &self.memory_host
     }
-    /// Whether a wait looks at the value for a while before it sleeps: a sleep costs tens of microseconds on a GPU,
-    /// and a spinning thread takes the processor from a device that is one.
-    pub fn spins(&self) -> bool {
-        !self.physical.software()
-    }
 
     /// An error if the device is lost.
     pub fn status(&self) -> Result<()> {

@@ -3,6 +3,10 @@
 //! A submit is one vkQueueSubmit, whatever it is of. The queue runs in order, so once the signal of a submission is
 //! reached, all before it are complete; what they used is let go of when that is noticed. Beside the
 //! timelines of callers a queue has one of its own, which a wake raises: every wait for others includes it.
+//!
+//! A device that is the processor itself is waited for in another way: Mesa spins through a wait for any of several
+//! timelines, and takes the core that the work needs. There a wait is for the one flight that comes first, in short
+//! slices; and while that flight stands at a gate, for what opens gates, which all passes through here.
 use crate::{doors::Door, gpu::Gpu, record::Commands, timeline::Timeline};
 use allhands_contract::{Result, Waited};
 use ash::vk;
@@ -49,7 +53,7 @@ struct Flight {
 struct Flights {
     flights: VecDeque<Flight>,
     /// What they wait for, in order.
-    waits: VecDeque<Arc<Timeline>>,
+    waits: VecDeque<(Arc<Timeline>, u64)>,
 }
 
 pub(crate) struct Queue {
@@ -58,10 +62,10 @@ pub(crate) struct Queue {
     turn: Mutex<Turn>,
     flights: Mutex<Flights>,
     wakes: Mutex<u64>,
-    /// At the number of wakes.
-    bell: Arc<Timeline>,
-    /// Notified, under the lock of `wakes`, at a wake.
-    woken: Condvar,
+    /// At the number of wakes; none on a device that is the processor.
+    bell: Option<Arc<Timeline>>,
+    /// Notified, under the lock of `wakes`, at a wake, a submit and a signal by the host.
+    stirred: Condvar,
     pub submits: AtomicU64,
     pub dispatches: AtomicU64,
     pub copies: AtomicU64,
@@ -71,7 +75,9 @@ pub(crate) struct Queue {
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The longest single wait in the driver, so that a loss elsewhere is noticed.
 const SLICE: Duration = Duration::from_secs(10);
-/// How long a wait looks before it sleeps, on devices where a sleep costs as much.
+/// The same where no wake can end it.
+const SHORT_SLICE: Duration = Duration::from_millis(1);
+/// How long a wait looks before it sleeps: a sleep costs tens of microseconds on a GPU.
 const SPIN: Duration = Duration::from_micros(50);
 /// With so many flights the driver is asked which have landed.
 const MANY: usize = 64;
@@ -84,8 +90,8 @@ impl Queue {
             turn: Mutex::default(),
             flights: Mutex::default(),
             wakes: Mutex::default(),
-            bell: Timeline::new(gpu, false)?,
-            woken: Condvar::new(),
+            bell: if gpu.physical.software() { None } else { Some(Timeline::new(gpu, false)?) },
+            stirred: Condvar::new(),
             submits: AtomicU64::new(0),
             dispatches: AtomicU64::new(0),
             copies: AtomicU64::new(0),
@@ -113,7 +119,7 @@ impl Queue {
         self.gpu.check("submit", 0, answer)?;
         self.submits.fetch_add(turn.batches.len() as u64, Ordering::Relaxed);
         let mut flights = lock(&self.flights);
-        flights.waits.extend(turn.waits.drain(..).map(|(timeline, _)| timeline));
+        flights.waits.extend(turn.waits.drain(..));
         for Batch { commands, waits, timeline, value } in turn.batches.drain(..) {
             timeline.set_submitted(value);
             if let Some(c) = &commands {
@@ -122,6 +128,8 @@ impl Queue {
             }
             flights.flights.push_back(Flight { timeline, value, _commands: commands, waits });
         }
+        drop(flights);
+        self.stir();
         Ok(())
     }
 
@@ -149,9 +157,16 @@ impl Queue {
     pub fn wake(&self) {
         let mut wakes = lock(&self.wakes);
         *wakes += 1;
-        // A failure is a loss, which is kept, and found by the waiters.
-        let _ = self.bell.signal(*wakes);
-        self.woken.notify_all();
+        if let Some(bell) = &self.bell {
+            // A failure is a loss, which is kept, and found by the waiters.
+            let _ = bell.signal(*wakes);
+        }
+        self.stirred.notify_all();
+    }
+    /// Has waits look again at what may have changed by a submit or by the host.
+    pub fn stir(&self) {
+        let _wakes = lock(&self.wakes);
+        self.stirred.notify_all();
     }
 
     /// [`Device::wait_any`](allhands_contract::Device::wait_any).
@@ -159,56 +174,78 @@ impl Queue {
         if points.is_empty() {
             return self.wait_for_wake(wakes, deadline);
         }
-        let any = |look: fn(&Timeline, u64) -> Result<bool>| -> Result<bool> {
-            for (timeline, value) in points {
-                if look(timeline, *value)? {
-                    return Ok(true);
-                }
-            }
-            Ok(false)
-        };
-        let seen = |t: &Timeline, v: u64| Ok(t.reached() >= v);
-        let mut semaphores: Vec<vk::Semaphore> = points.iter().map(|(t, _)| t.raw).collect();
-        let mut values: Vec<u64> = points.iter().map(|(_, v)| *v).collect();
-        semaphores.push(self.bell.raw);
-        values.push(wakes + 1);
-        let info =
-            vk::SemaphoreWaitInfo::default().flags(vk::SemaphoreWaitFlags::ANY).semaphores(&semaphores).values(&values);
-        let spin_until = self.gpu.spins().then(|| (Instant::now() + SPIN).min(deadline));
+        let spin_until = self.bell.is_some().then(|| (Instant::now() + SPIN).min(deadline));
         loop {
             self.gpu.status()?;
-            if any(seen)? {
+            if any(points, |t, v| Ok(t.reached() >= v))? {
                 self.retire()?;
                 return Ok(Waited::Reached);
             }
             let passed = self.gpu.pass(Door::Wait);
             self.gpu.check("wait", 0, passed)?;
-            while spin_until.is_some_and(|end| Instant::now() < end) {
-                if any(Timeline::is_at)? || self.wakes() != wakes {
+            while !any(points, Timeline::is_at)? && self.wakes() == wakes {
+                if spin_until.is_none_or(|end| Instant::now() >= end) {
                     break;
                 }
                 std::hint::spin_loop();
             }
-            if any(seen)? {
+            if any(points, |t, v| Ok(t.reached() >= v))? {
                 continue;
             }
+            if self.wakes() != wakes {
+                return Ok(Waited::Woken);
+            }
             let left = deadline.saturating_duration_since(Instant::now());
-            let nanos = left.min(SLICE).as_nanos() as u64;
-            // SAFETY: the semaphores are timelines of this device, which `points` and this queue keep alive.
-            match unsafe { self.gpu.vk().wait_semaphores(&info, nanos) } {
-                Ok(()) => {
-                    if !any(Timeline::is_at)? && self.wakes() != wakes {
-                        return Ok(Waited::Woken);
-                    }
-                }
-                Err(vk::Result::TIMEOUT) if left <= SLICE => {
-                    // Whatever came while the driver looked at its clock counts.
-                    if !any(Timeline::is_at)? {
-                        return Ok(if self.wakes() != wakes { Waited::Woken } else { Waited::TimedOut });
-                    }
-                }
-                Err(vk::Result::TIMEOUT) => {}
-                Err(e) => self.gpu.check("wait", 0, Err(e))?,
+            if left.is_zero() {
+                return Ok(Waited::TimedOut);
+            }
+            match &self.bell {
+                Some(bell) => self.sleep(points.iter().chain([&(bell.clone(), wakes + 1)]), left.min(SLICE))?,
+                None => self.doze(points, wakes, left)?,
+            }
+        }
+    }
+
+    /// Waits in the driver for any of `points`.
+    fn sleep<'a>(&self, points: impl Iterator<Item = &'a (Arc<Timeline>, u64)>, time: Duration) -> Result<()> {
+        let (semaphores, values): (Vec<_>, Vec<_>) = points.map(|(t, v)| (t.raw, *v)).unzip();
+        let info =
+            vk::SemaphoreWaitInfo::default().flags(vk::SemaphoreWaitFlags::ANY).semaphores(&semaphores).values(&values);
+        // SAFETY: the semaphores are timelines of this device, which the caller keeps alive.
+        match unsafe { self.gpu.vk().wait_semaphores(&info, time.as_nanos() as u64) } {
+            Ok(()) | Err(vk::Result::TIMEOUT) => Ok(()),
+            Err(e) => self.gpu.check("wait", 0, Err(e)),
+        }
+    }
+
+    /// Waits until one of `points` may have been reached, for a wake or for a while, and has the driver wait for one
+    /// timeline at most.
+    fn doze(&self, points: &[(Arc<Timeline>, u64)], wakes: u64, time: Duration) -> Result<()> {
+        let now = lock(&self.wakes);
+        // What was signalled before this lock was taken has notified nobody.
+        if *now != wakes || any(points, Timeline::is_at)? {
+            return Ok(());
+        }
+        let nearest = {
+            let Flights { flights, waits } = &*lock(&self.flights);
+            let reaches = |f: &Flight| points.iter().any(|(t, v)| Arc::ptr_eq(t, &f.timeline) && f.value >= *v);
+            let first = flights.iter().position(reaches);
+            let before = flights.iter().take(first.map_or(0, |i| i + 1)).map(|f| f.waits).sum();
+            let mut gates = waits.iter().take(before).filter(|(t, v)| t.submitted() < *v).peekable();
+            match first {
+                Some(i) if gates.peek().is_none() => Ok((flights[i].timeline.clone(), flights[i].value)),
+                _ => Err(gates.chain(points).all(|(t, _)| t.is_ours())),
+            }
+        };
+        match nearest {
+            Ok(flight) => {
+                drop(now);
+                self.sleep([&flight].into_iter(), time.min(SHORT_SLICE))
+            }
+            Err(all_ours) => {
+                let slice = if all_ours { SLICE } else { SHORT_SLICE };
+                drop(self.stirred.wait_timeout(now, time.min(slice)).unwrap_or_else(PoisonError::into_inner));
+                Ok(())
             }
         }
     }
@@ -222,7 +259,7 @@ impl Queue {
             match (*now != wakes, left.is_zero()) {
                 (true, _) => return Ok(Waited::Woken),
                 (_, true) => return Ok(Waited::TimedOut),
-                _ => now = self.woken.wait_timeout(now, left.min(SLICE)).unwrap_or_else(PoisonError::into_inner).0,
+                _ => now = self.stirred.wait_timeout(now, left.min(SLICE)).unwrap_or_else(PoisonError::into_inner).0,
             }
         }
     }
@@ -298,6 +335,15 @@ impl Drop for Queue {
     fn drop(&mut self) {
         self.settle();
     }
+}
+
+fn any(points: &[(Arc<Timeline>, u64)], look: impl Fn(&Timeline, u64) -> Result<bool>) -> Result<bool> {
+    for (timeline, value) in points {
+        if look(timeline, *value)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// A panic elsewhere must not become a second one here: what these locks guard is valid at every step.

@@ -136,6 +136,10 @@ impl Timeline {
         let mut submitted = self.submitted.lock().unwrap_or_else(PoisonError::into_inner);
         *submitted = value.max(*submitted);
     }
+    /// Whether all that raises it goes through the device.
+    pub fn is_ours(&self) -> bool {
+        matches!(self.origin, Origin::Ours { .. })
+    }
     /// Whether it may be signalled here.
     pub fn check_ours(&self) -> Result<()> {
         match self.origin {

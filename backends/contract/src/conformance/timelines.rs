@@ -1,5 +1,5 @@
 //! Values rise, waits end for the right reason, and a wake is never lost.
-use super::{Outcome, Test, rig::*, table};
+use super::{Outcome, Test, gates::Gate, rig::*, table};
 use crate::*;
 use std::{sync::Arc, thread, time::Duration};
 
@@ -135,11 +135,20 @@ fn virtual_deadlines_end_a_wait(device: &Arc<dyn Device>) -> Outcome {
 }
 
 fn wakes_end_waits_and_are_not_lost(device: &Arc<dyn Device>) -> Outcome {
+    let rig = Rig::new(device)?;
+    let (never, shut) = (rig.next(), Gate::new(&rig)?);
+    // For nothing; for what nobody will signal; for a submission at a shut gate.
+    let mut waits = vec![vec![]];
+    if device.limits().gated {
+        let gated = Point { timeline: rig.timeline()?, value: 1 };
+        rig.submit(None, &[shut.at(1)], gated)?;
+        waits.extend([vec![never], vec![gated]]);
+    }
     // A device may end a wait early; it may not end one for a wake that was not made.
-    let until_woken = |wakes| -> Check {
+    let until_woken = |points: &[Point], wakes| -> Check {
         let deadline = device.clock().now() + PATIENCE;
         loop {
-            match said("wait_any", device.wait_any(&[], wakes, deadline))? {
+            match said("wait_any", device.wait_any(points, wakes, deadline))? {
                 Waited::Woken => break Ok(()),
                 Waited::TimedOut if device.clock().now() < deadline => {}
                 other => break Err(format!("a wait that only a wake ends gave {other:?}")),
@@ -149,14 +158,15 @@ fn wakes_end_waits_and_are_not_lost(device: &Arc<dyn Device>) -> Outcome {
     let before = device.wakes();
     device.wake();
     ensure(device.wakes() == before + 1, || format!("a wake counts {before} up to {}", device.wakes()))?;
-    until_woken(before)?; // made before the wait
+    waits.iter().try_for_each(|points| until_woken(points, before))?; // made before the wait
     let past = device.clock().now();
     ends("a wait after the wake was seen", device.wait_any(&[], device.wakes(), past), Waited::TimedOut)?;
     // Often enough that some wakes come before, some during and some after the start of a wait.
     for _ in 0..100 {
         let before = device.wakes();
         thread::scope(|scope| {
-            let waiters: Vec<_> = (0..3).map(|_| scope.spawn(move || until_woken(before))).collect();
+            let waiters: Vec<_> =
+                waits.iter().cycle().take(3).map(|points| scope.spawn(move || until_woken(points, before))).collect();
             thread::yield_now();
             device.wake();
             waiters.into_iter().try_for_each(|w| w.join().map_err(|_| "wait_any panicked")?)
