@@ -1,7 +1,7 @@
 //! One call: what each local rank brings, and the checks that come before anything is written.
 use crate::{
     Error, Result,
-    contract::{self, DataType, Device, Point, ReduceOp},
+    contract::{self, BufferId, DataType, Device, Point, ReduceOp},
     plans::Form,
     schedule::{Collective, Shape},
     span::Span,
@@ -121,7 +121,27 @@ pub(crate) struct Checked {
 impl Checked {
     /// What a plan of the call depends on, beside its shape.
     pub fn form(&self) -> Form {
-        Form { narrow: self.wire.is_some(), staged: self.staged.clone() }
+        Form { narrow: self.wire.is_some(), staged: self.staged.clone(), direct: false }
+    }
+    /// Whether both are one call, over the same memory, whatever its ranks wait for.
+    pub fn is_same(&self, other: &Checked) -> bool {
+        let bits = |c: &Checked| c.scales.iter().map(|s| s.to_bits()).collect::<Vec<_>>();
+        let alike = |(a, b): (&RankSpans, &RankSpans)| a.input == b.input && a.output == b.output;
+        self.shape == other.shape
+            && (self.op, self.dtype, self.wire) == (other.op, other.dtype, other.wire)
+            && (&self.absent, &self.staged) == (&other.absent, &other.staged)
+            && bits(self) == bits(other)
+            && self.ranks.iter().zip(&other.ranks).all(alike)
+    }
+    /// The same, waiting for nothing.
+    pub fn without_points(&self) -> Checked {
+        let mut call = self.clone();
+        call.ranks.iter_mut().for_each(|rank| rank.after = Vec::new());
+        call
+    }
+    /// Whether it is over this buffer.
+    pub fn names(&self, buffer: BufferId) -> bool {
+        self.ranks.iter().flat_map(|r| r.input.pieces.iter().chain(&r.output.pieces)).any(|p| p.buffer == buffer)
     }
     /// Bytes of an element in staging.
     pub fn staged_size(&self) -> u64 {

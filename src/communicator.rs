@@ -164,6 +164,14 @@ impl Communicator {
     pub fn arithmetic(&self, rank: u32) -> &Arithmetic {
         &self.found.arithmetic[rank as usize]
     }
+    /// Whether host workers read and write the memory of a rank's device themselves; if not, why not. Where they do for
+    /// every rank, the host algorithm passes over the data once, and [`Report::path`](crate::Report) says `direct`.
+    ///
+    /// # Panics
+    /// If there is no such rank.
+    pub fn host_reaches(&self, rank: u32) -> std::result::Result<(), &str> {
+        self.found.reach[rank as usize].as_ref().copied().map_err(String::as_str)
+    }
     /// From how many bytes on which algorithm is taken when none is named, ascending from 4: for calls out of place of
     /// `dtype`, with a sum where they reduce. The bytes are those of the elements that [`Collective`] counts.
     pub fn switch_points(&self, collective: &Collective, dtype: DataType) -> Vec<(u64, Algorithm)> {
@@ -204,6 +212,7 @@ impl Communicator {
             links,
             speeds: old().map(|r| self.found.speeds[r]).collect(),
             arithmetic: old().map(|r| self.found.arithmetic[r].clone()).collect(),
+            reach: old().map(|r| self.found.reach[r].clone()).collect(),
         };
         let devices = old().map(|r| self.devices[r].clone()).collect();
         Communicator::over(devices, found, self.settings.clone(), None, None)

@@ -3,12 +3,14 @@
 use crate::{
     Arithmetic, Error, Result,
     call::Checked,
-    contract::{Clock, CommandsId, DataType, Device, ReduceOp},
-    execute::{Plan, record, widen},
+    contract::{Clock, DataType, Device, ReduceOp, Watch},
+    execute::{Plan, Reached, record, widen},
     link::{Found, Link, Sync},
     neutral::Neutral,
     pending::{Operation, Pending, ReducedOn, Report},
     plans::{Chunking, Form, Plans},
+    reach,
+    recipes::{Recipe, Recipes},
     relay::{Relay, Work},
     schedule::{Algorithm, Collective, Path, Shape, algorithms, cost::Speed, lower},
     staging::{Devices, Staging, Turn},
@@ -17,6 +19,7 @@ use crate::{
 };
 use allhands_cpu::{CpuDevice, Mode, Options};
 use std::{
+    collections::HashMap,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -51,7 +54,8 @@ impl Setup {
         let link = |(from, to)| Link::untried(from, to, path, sync);
         let speeds = vec![Speed { submit: 1e-5, launch: 0.0, copy: 1e9, reduce: 1e9, overlap: false }; devices.len()];
         let arithmetic = vec![Arc::default(); devices.len()];
-        let found = Found { links: pairs.map(link).collect(), speeds, arithmetic };
+        let reach = vec![Err("a proof of links".into()); devices.len()];
+        let found = Found { links: pairs.map(link).collect(), speeds, arithmetic, reach };
         Setup { devices, found, clock, trace: None, skip_wait: None }
     }
 }
@@ -64,8 +68,11 @@ pub(crate) struct Scheduled {
     sync: String,
     relay: Arc<Relay>,
     plans: Plans,
+    recipes: Arc<Recipes>,
     tuner: Tuner,
     arithmetic: Vec<Arc<Arithmetic>>,
+    /// Whether host workers reach the memory of every rank's device.
+    reaches: bool,
     clock: Clock,
     trace: Option<Arc<Trace>>,
     skip_wait: Option<u64>,
@@ -100,7 +107,13 @@ impl Scheduled {
             max_sources: setup.devices.iter().map(|d| d.limits().max_sources).collect(),
         };
         let tuner = Tuner::new(&setup.found.links, &setup.found.speeds, &*workers[0])?;
+        // A worker folds the contributions of all ranks at once.
+        let folds = workers[0].limits().max_sources >= n;
+        let reaches = folds && setup.found.reach.iter().all(|r| r.is_ok());
         let devices = Devices { ranks: setup.devices, workers };
+        let recipes = Arc::new(Recipes::default());
+        let watcher: Arc<dyn Watch> = recipes.clone();
+        devices.ranks.iter().for_each(|device| device.watch(Arc::downgrade(&watcher)));
         let native = |waiting: usize, other: usize| {
             let pair = |l: &&Link| l.to as usize == waiting && l.from as usize == other;
             setup.found.links.iter().find(pair).is_some_and(|l| l.sync == Sync::Native)
@@ -109,7 +122,9 @@ impl Scheduled {
             relay: Relay::start(&devices, native, setup.clock.clone(), setup.trace.clone())?,
             tuner,
             arithmetic: setup.found.arithmetic,
+            reaches,
             plans: Plans::default(),
+            recipes,
             path: common(setup.found.links.iter().map(|l| l.path.name())),
             sync: common(setup.found.links.iter().map(|l| l.sync.name())),
             devices,
@@ -149,10 +164,10 @@ impl Scheduled {
         if let Some(first) = self.relay.failure() {
             return Err(Error::Poisoned { first: Arc::new(first.clone()) });
         }
-        self.plan(call, request.algorithm).map(drop)
+        self.plan(call, request.algorithm, false).map(drop)
     }
     /// How the call is done: its plan is kept for calls like it.
-    fn plan(&self, call: &Checked, wanted: Option<Algorithm>) -> Result<Arc<Plan>> {
+    fn plan(&self, call: &Checked, wanted: Option<Algorithm>, direct: bool) -> Result<Arc<Plan>> {
         let collective = &call.shape.collective;
         let have = algorithms(collective);
         if let Some(algorithm) = wanted.filter(|a| call.in_rank_order() && !a.in_rank_order()) {
@@ -173,7 +188,7 @@ impl Scheduled {
             algorithm: forced.unwrap_or(Algorithm::Host),
             have: have.iter().map(|a| a.name()).collect::<Vec<_>>().join(", "),
         };
-        self.tuner.plan(&self.plans, &self.links, call, forced).ok_or_else(no)
+        self.tuner.plan(&self.plans, &self.links, call, forced, direct).ok_or_else(no)
     }
     /// Whether a rank's device lacks the kernel, or its arithmetic is not to be trusted with the type. Then all ranks
     /// leave the reduction to the host.
@@ -189,36 +204,37 @@ impl Scheduled {
         if op.is_some_and(|op| self.needs_host(op, dtype)) {
             return vec![(tuner::LEAST_BYTES, Algorithm::Host)];
         }
-        self.tuner.switch_points(&self.links, collective, op, dtype)
+        self.tuner.switch_points(&self.links, collective, op, dtype, self.reaches)
     }
     /// Prepares every batch of a plan. If one is refused, none is left behind.
-    fn prepare(&self, plan: &Plan, call: &Checked, turn: Option<&Turn>, first: &[u64]) -> Result<Vec<CommandsId>> {
-        let mut prepared: Vec<CommandsId> = Vec::with_capacity(plan.batches.len());
+    fn prepare(&self, plan: &Plan, call: &Checked, turn: Option<&Turn>) -> Result<Recipe> {
+        let mut recipe = Recipe::default();
+        let exported = if plan.direct { reach::export(call, &self.devices.ranks)? } else { HashMap::new() };
         for batch in &plan.batches {
             let device = self.devices.of(batch.actor);
-            let neutral = match call.absent.get(batch.actor as usize) {
-                Some(true) => Some(self.neutral.range(device, &call.neutral())?),
-                _ => None,
+            let works = batch.actor >= call.shape.ranks;
+            let absent = match works {
+                true => plan.direct && call.absent.contains(&true),
+                false => !plan.direct && call.absent.get(batch.actor as usize) == Some(&true),
             };
-            let mut ops = record(plan, batch, call, turn.map(|t| (&*t.pool, t.bank)), neutral, device.limits());
-            let exact = self.trace.is_some().then(|| ops.clone());
-            widen(&mut ops, device.limits());
-            match device.prepare(&ops) {
-                Ok(commands) => prepared.push(commands),
-                Err(error) => {
-                    for (batch, commands) in plan.batches.iter().zip(prepared) {
-                        self.devices.of(batch.actor).destroy_commands(commands);
-                    }
-                    return Err(error.into());
-                }
+            let neutral = if absent { Some(self.neutral.range(device, &call.neutral())?) } else { None };
+            let mut views = HashMap::new();
+            for (buffer, memory) in exported.iter().filter(|_| works) {
+                let view = device.import(memory)?;
+                recipe.view(device, view);
+                self.trace.iter().for_each(|trace| trace.alias(view, *buffer));
+                views.insert(*buffer, view);
             }
-            if let (Some(trace), Some(ops)) = (&self.trace, exact) {
-                let value = first[batch.actor as usize] + u64::from(batch.ordinal);
-                trace.prepared(batch.actor, value, ops, call.wire.map_or(1, |w| call.dtype.size() / w.size()));
+            let reached = Reached { pool: turn.map(|t| (&*t.pool, t.bank)), neutral, views: &views };
+            let mut ops = record(plan, batch, call, &reached, device.limits());
+            if let Some(trace) = &self.trace {
+                recipe.exact.push(ops.clone());
                 trace.neutral(neutral.map(|range| range.buffer));
             }
+            widen(&mut ops, device.limits());
+            recipe.add(device, &ops)?;
         }
-        Ok(prepared)
+        Ok(recipe)
     }
     /// Whether this wait is the planted bug.
     fn keep_wait(&self) -> bool {
@@ -229,21 +245,31 @@ impl Scheduled {
         if let Some(first) = self.relay.failure() {
             return Err(Error::Poisoned { first: Arc::new(first.clone()) });
         }
-        let plan = self.plan(call, request.algorithm)?;
+        let kept = match self.recipes.find(call, request.algorithm) {
+            Some(kept) => kept,
+            None => {
+                let direct = self.reaches && reach::export(call, &self.devices.ranks).is_ok();
+                self.recipes.add(call, request.algorithm, self.plan(call, request.algorithm, direct)?)
+            }
+        };
+        let (plan, needs) = (&*kept.plan, &kept.needs);
         let mut queue = self.lock();
-        let needs = plan.needs(call.staged_size());
         let trace = self.trace.as_deref();
-        let turn = if needs.is_empty() {
-            None
-        } else {
-            Some(queue.staging.turn(&self.devices, &self.links, &needs, trace)?)
+        let turn =
+            if needs.is_empty() { None } else { Some(queue.staging.turn(&self.devices, &self.links, needs, trace)?) };
+        let recipe = match kept.recipe(turn.as_ref()) {
+            Some(recipe) => recipe,
+            None => {
+                let recipe = Arc::new(self.prepare(plan, call, turn.as_ref())?);
+                kept.keep(turn.as_ref(), &recipe);
+                recipe
+            }
         };
         // Of each actor: the values that its timeline has before and after the call.
         let before = self.relay.issued();
         let submissions = |actor: usize| plan.submissions.get(actor).copied().unwrap_or(0);
         let first: Vec<u64> = before.iter().map(|v| v + 1).collect();
         let last: Vec<u64> = before.iter().enumerate().map(|(a, v)| v + u64::from(submissions(a))).collect();
-        let commands = self.prepare(&plan, call, turn.as_ref(), &first)?;
 
         let n = self.devices.ranks.len();
         let after = call.ranks.iter().zip(&self.devices.ranks);
@@ -253,7 +279,7 @@ impl Scheduled {
             after.flat_map(|(r, d)| r.after.iter().map(|p| (d.clone(), *p))).collect(),
             (0..n).map(|a| crate::contract::Point { timeline: self.relay.timeline(a), value: last[a] }).collect(),
             (0..n).map(submissions).collect(),
-            self.report(&plan),
+            self.report(plan),
             self.clock.clone(),
             turn.as_ref().map(|t| t.pool.clone()),
         );
@@ -265,7 +291,7 @@ impl Scheduled {
             _ => Vec::new(),
         };
         let mut work = Vec::with_capacity(plan.batches.len());
-        for (batch, commands) in plan.batches.iter().zip(commands) {
+        for (batch, commands) in plan.batches.iter().zip(&recipe.commands) {
             let actor = batch.actor as usize;
             let mut waits: Vec<(usize, u64)> =
                 batch.waits.iter().map(|&(a, ordinal)| (a as usize, first[a as usize] + u64::from(ordinal))).collect();
@@ -276,11 +302,16 @@ impl Scheduled {
             }
             waits.retain(|_| self.keep_wait());
             let value = first[actor] + u64::from(batch.ordinal);
-            work.push(Work { actor, value, commands: Some(commands), waits, after, operation: operation.clone() });
+            let (commands, operation) = (*commands, operation.clone());
+            work.push(Work { actor, value, commands, waits, after, operation, recipe: recipe.clone() });
         }
         if let Some(trace) = trace {
             let values = (0..before.len()).map(|a| (first[a], submissions(a))).collect();
             trace.call(call, plan.algorithm, values);
+            let widening = call.wire.map_or(1, |w| call.dtype.size() / w.size());
+            for (batch, ops) in plan.batches.iter().zip(&recipe.exact) {
+                trace.prepared(batch.actor, first[batch.actor as usize] + u64::from(batch.ordinal), ops, widening);
+            }
         }
         if let Some(turn) = turn {
             turn.take(last);
@@ -293,7 +324,7 @@ impl Scheduled {
         let moves = plan.schedule.shape.collective == Collective::Barrier || plan.chunks > 0;
         Report {
             algorithm: moves.then_some(plan.algorithm),
-            path: self.path.clone(),
+            path: if plan.direct { "direct".into() } else { self.path.clone() },
             sync: self.sync.clone(),
             reduced_on: if moves { plan.reduced_on } else { ReducedOn::None },
             submits: plan.rank_submissions(),

@@ -5,12 +5,12 @@
 //! [`record`] gives a batch the buffers of a call.
 use crate::{
     call::Checked,
-    contract::{Domain, Kernel, Limits, Op, Range, ReduceOp, Wire},
+    contract::{BufferId, Domain, Kernel, Limits, Op, Range, ReduceOp, Wire},
     pending::ReducedOn,
     schedule::{Action, Actor, Algorithm, Home, Place, Region, Schedule, lower},
     staging::{Needs, Pool, domain},
 };
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 /// What is kept of a call's shape, for calls like it.
 pub(crate) struct Plan {
@@ -23,6 +23,8 @@ pub(crate) struct Plan {
     /// Submissions of each actor.
     pub submissions: Vec<u32>,
     pub reduced_on: ReducedOn,
+    /// Whether host workers read and write the callers' memory.
+    pub direct: bool,
     /// Elements that each arena needs in one bank.
     arenas: Vec<((Actor, Home), u64)>,
 }
@@ -49,6 +51,8 @@ impl Plan {
             .map(|batches| (0..).zip(batches).flat_map(|(i, steps)| steps.clone().map(move |_| i)).collect())
             .collect();
         let shared = Shared::of(&schedule);
+        let n = schedule.shape.ranks;
+        let direct = schedule.is_direct();
         let mut left: Vec<Vec<Batch>> = Vec::new();
         for (actor, batches) in (0..).zip(&ranges) {
             let of_actor = (0..).zip(batches).map(|(ordinal, steps)| {
@@ -57,25 +61,28 @@ impl Plan {
                     after.iter().map(|d| (d.actor, place[d.actor as usize][d.index as usize])).collect();
                 waits.sort();
                 waits.dedup();
-                let (acquires, releases) = shared.crossings(&schedule, actor, steps.clone());
+                let (acquires, releases) = match direct && actor < n {
+                    true if ordinal == 0 => (Vec::new(), by_workers(&schedule, Place::Input(actor), Action::sources)),
+                    true => (by_workers(&schedule, Place::Output(actor), Action::destinations), Vec::new()),
+                    false => shared.crossings(&schedule, actor, steps.clone()),
+                };
                 Batch { actor, ordinal, waits, steps: steps.clone(), acquires, releases }
             });
             left.push(of_actor.collect());
         }
         let submissions = left.iter().map(|b| b.len() as u32).collect();
-        let n = schedule.shape.ranks as usize;
         let reduces = |actors: &[Vec<crate::schedule::Step>]| {
             // What does not finish a reduction may only convert.
             let finishes = |a: &Action| matches!(a, Action::Reduce { finish: true, .. });
             actors.iter().flatten().flat_map(|s| &s.actions).any(finishes)
         };
-        let reduced_on = match (reduces(&schedule.steps[..n]), reduces(&schedule.steps[n..])) {
+        let reduced_on = match (reduces(&schedule.steps[..n as usize]), reduces(&schedule.steps[n as usize..])) {
             (true, _) => ReducedOn::Device,
             (false, true) => ReducedOn::Host,
             (false, false) => ReducedOn::None,
         };
         let arenas = lower::arenas(&schedule).into_iter().collect();
-        Plan { batches: in_order(left), submissions, reduced_on, arenas, schedule, algorithm, chunks }
+        Plan { batches: in_order(left), submissions, reduced_on, direct, arenas, schedule, algorithm, chunks }
     }
     /// Bytes that each arena needs in one bank, for elements of so many bytes.
     pub fn needs(&self, element: u64) -> Needs {
@@ -105,6 +112,13 @@ fn in_order(mut left: Vec<Vec<Batch>>) -> Vec<Batch> {
             return order;
         }
     }
+}
+
+/// What host workers touch of a place of the caller's.
+fn by_workers(schedule: &Schedule, place: Place, regions: fn(&Action) -> &[Region]) -> Vec<Region> {
+    let workers = &schedule.steps[schedule.shape.ranks as usize..];
+    let all = workers.iter().flatten().flat_map(|s| &s.actions).flat_map(regions);
+    all.filter(|region| region.place == place).copied().collect()
 }
 
 /// Of each slot, who writes it and who reads it.
@@ -154,18 +168,21 @@ impl Shared {
     }
 }
 
+/// The memory of a call, as the actor of a batch reaches it.
+pub(crate) struct Reached<'a> {
+    /// Staging, and which bank of it.
+    pub pool: Option<(&'a Pool, u64)>,
+    /// What an absent rank brings.
+    pub neutral: Option<Range>,
+    /// What a host worker calls the callers' buffers.
+    pub views: &'a HashMap<BufferId, BufferId>,
+}
+
 /// The operations of a batch over the buffers of a call.
-pub(crate) fn record(
-    plan: &Plan,
-    batch: &Batch,
-    call: &Checked,
-    pool: Option<(&Pool, u64)>,
-    neutral: Option<Range>,
-    limits: &Limits,
-) -> Vec<Op> {
-    let resolve = Resolve { plan, call, pool, neutral, actor: batch.actor };
+pub(crate) fn record(plan: &Plan, batch: &Batch, call: &Checked, reached: &Reached<'_>, limits: &Limits) -> Vec<Op> {
+    let resolve = Resolve { plan, call, reached, actor: batch.actor };
     let mut ops = Vec::new();
-    if let Some(range) = neutral {
+    if let Some(range) = reached.neutral {
         ops.push(Op::Acquire { range, from: Domain::Host });
     }
     for region in &batch.acquires {
@@ -239,9 +256,7 @@ fn in_slot(region: &Region) -> bool {
 struct Resolve<'a> {
     plan: &'a Plan,
     call: &'a Checked,
-    pool: Option<(&'a Pool, u64)>,
-    /// What an absent rank brings.
-    neutral: Option<Range>,
+    reached: &'a Reached<'a>,
     actor: Actor,
 }
 
@@ -257,12 +272,12 @@ impl Resolve<'_> {
             (Place::Slot(slot), _) => {
                 let slot = self.plan.schedule.slots[slot as usize];
                 // A plan with slots has needs, and a call with needs has a pool.
-                let Some((pool, bank)) = self.pool else { return Vec::new() };
+                let Some((pool, bank)) = self.reached.pool else { return Vec::new() };
                 vec![pool.range(bank, (slot.owner, slot.home), self.actor, slot.offset * size + start, bytes)]
             }
             (Place::Input(r), _) if self.call.absent.get(r as usize) == Some(&true) => {
                 // The same again and again. An absent rank has something to bring.
-                let Some(neutral) = self.neutral else { return Vec::new() };
+                let Some(neutral) = self.reached.neutral else { return Vec::new() };
                 let pieces = (0..bytes).step_by(neutral.size as usize);
                 pieces.map(|at| Range { size: neutral.size.min(bytes - at), ..neutral }).collect()
             }
@@ -271,6 +286,9 @@ impl Resolve<'_> {
                 let span = if memory.output { &rank.output } else { &rank.input };
                 let mut pieces = Vec::new();
                 span.ranges(first * size, bytes, &mut pieces);
+                if self.actor >= self.call.shape.ranks {
+                    pieces.iter_mut().for_each(|p| p.buffer = self.reached.views[&p.buffer]);
+                }
                 pieces
             }
             (_, None) => Vec::new(),

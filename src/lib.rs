@@ -27,10 +27,11 @@
 //! | `engine` | who carries calls out; the scheduled engine is the one there is |
 //! | `tuner`, `plans` | which algorithm, and the plans that are kept |
 //! | [`schedule`] | a collective as data, its proof, its cost and its picture; knows of no device |
-//! | `execute` | a lowered schedule becomes command lists |
+//! | `execute`, `recipes` | a lowered schedule becomes command lists; the lists that are kept |
 //! | `staging`, `neutral` | the memory that data crosses in; what stands in for a rank that contributes nothing |
 //! | `relay` | carries progress between devices, submits what is held |
 //! | [`Pending`] | what a call returns |
+//! | `reach` | where the host reaches the callers' memory itself |
 //! | `link`, `cache` | how each pair of ranks reaches each other: found, proven, measured; measurements kept on disk |
 //! | [`Arithmetic`] | whether a device's kernels keep the rules: a self-test |
 //! | [`contract`] | what is asked of a device; the backends implement it |
@@ -51,6 +52,8 @@ mod neutral;
 pub mod peers;
 mod pending;
 mod plans;
+mod reach;
+mod recipes;
 mod relay;
 pub mod schedule;
 mod span;

@@ -24,11 +24,12 @@ use crate::{
     contract::{Clock, DataType, Device, DeviceId, SharedKind},
     engine::{Request, Scheduled, Setup},
     peers::{self, Verdict},
+    reach,
     schedule::{Algorithm, Collective, Path, cost::Speed},
     speed,
 };
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     fmt,
     str::FromStr,
     sync::Arc,
@@ -217,6 +218,8 @@ pub(crate) struct Found {
     pub speeds: Vec<Speed>,
     /// Of each rank's device.
     pub arithmetic: Vec<Arc<Arithmetic>>,
+    /// Of each rank's device: whether host workers reach its memory; if not, why.
+    pub reach: Vec<std::result::Result<(), String>>,
 }
 
 /// Tests, proves and measures.
@@ -226,6 +229,16 @@ pub(crate) fn find(devices: &[Arc<dyn Device>], forced: Forced, clock: &Clock) -
     let arithmetic =
         devices.iter().map(|d| Ok(arithmetic::verdict(&**d, &*siblings.of(d)?)?)).collect::<Result<_>>()?;
     let speeds = speeds(devices, &mut siblings, &mut timing.cache)?;
+    let mut reached: HashMap<DeviceId, std::result::Result<(), String>> = HashMap::new();
+    for device in devices {
+        if let Entry::Vacant(unknown) = reached.entry(device.info().id) {
+            unknown.insert(match forced.path {
+                None => reach::prove(&siblings.of(device)?),
+                Some(path) => Err(format!("not tried: the path {path} was forced")),
+            });
+        }
+    }
+    let reach = devices.iter().map(|d| reached[&d.info().id].clone()).collect();
     let mut known: HashMap<(DeviceId, DeviceId), Link> = HashMap::new();
     let mut links = Vec::new();
     for from in 0..devices.len() {
@@ -241,7 +254,7 @@ pub(crate) fn find(devices: &[Arc<dyn Device>], forced: Forced, clock: &Clock) -
         }
     }
     timing.cache.save();
-    Ok(Found { links, speeds, arithmetic })
+    Ok(Found { links, speeds, arithmetic, reach })
 }
 
 /// How fast each rank's device is while the others work too. Ranks that share a device share its speed.

@@ -80,7 +80,8 @@ impl Pending {
 pub struct Report {
     /// The algorithm; `None` where nothing moves.
     pub algorithm: Option<Algorithm>,
-    /// The path that data takes between ranks: `peer`, `shared-host`, `copied`, `mixed`, or `none` for one rank.
+    /// The path that data takes between ranks: `peer`, `shared-host`, `copied`, `mixed`, or `none` for one rank;
+    /// `direct` where host workers read and write the callers' memory.
     pub path: String,
     /// How ranks learn of each other's progress: `native`, `relay`, `mixed` or `none`.
     pub sync: String,

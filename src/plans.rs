@@ -2,7 +2,7 @@
 pub(crate) use crate::schedule::{Chunking, lower::Form};
 use crate::{
     execute::Plan,
-    schedule::{Algorithm, Shape, build, build_narrow, lower},
+    schedule::{Algorithm, Shape, build, build_narrow, direct, lower},
 };
 use std::{
     collections::HashMap,
@@ -47,9 +47,16 @@ impl Plans {
             *used = uses;
             return Some(plan.clone());
         }
-        let logical = if form.narrow { build_narrow } else { build }(shape, algorithm, chunking)?;
-        let schedule = lower::lower_as(&logical, links, form);
-        let chunks = if chunking.chunk == 0 { shape.count.min(1) } else { shape.count.div_ceil(chunking.chunk) };
+        let direct = if form.direct && algorithm == Algorithm::Host { direct(shape, form.narrow) } else { None };
+        let whole = chunking.chunk == 0 || direct.is_some();
+        let schedule = match direct {
+            Some(schedule) => schedule,
+            None => {
+                let logical = if form.narrow { build_narrow } else { build }(shape, algorithm, chunking)?;
+                lower::lower_as(&logical, links, form)
+            }
+        };
+        let chunks = if whole { shape.count.min(1) } else { shape.count.div_ceil(chunking.chunk) };
         let plan = Arc::new(Plan::new(schedule, algorithm, chunks));
         if kept.plans.len() >= KEPT {
             let oldest = kept.plans.iter().min_by_key(|(_, (used, _))| *used).map(|(key, _)| key.clone());

@@ -18,6 +18,7 @@ use crate::{
     Error, Result,
     contract::{Clock, CommandsId, Device, Point, Submission, TimelineId, Waited},
     pending::Operation,
+    recipes::Recipe,
     staging::Devices,
     trace::Trace,
 };
@@ -42,6 +43,8 @@ pub(crate) struct Work {
     /// Points of timelines of the device itself, which the caller named.
     pub after: Vec<Point>,
     pub operation: Arc<Operation>,
+    /// Keeps the commands until they are submitted.
+    pub recipe: Arc<Recipe>,
 }
 
 pub(crate) struct Relay {
@@ -304,10 +307,6 @@ impl Relay {
     }
     fn submitted(&self, work: &Work) {
         work.operation.submitted(work.actor);
-        let device = &self.actors[work.actor].device;
-        if let Some(commands) = work.commands.filter(|_| device.limits().resubmit) {
-            device.destroy_commands(commands); // Its memory stays until it has completed.
-        }
     }
     /// Submits what is held and ready, on devices whose submit returns at once.
     fn submit_ready(&self, state: &mut State, lane: usize) -> crate::contract::Result<()> {
@@ -515,17 +514,10 @@ impl Relay {
         for lane in &self.lanes {
             let mut ended = Vec::new();
             lane.kick(|state| {
-                for work in state.held.iter_mut().flat_map(|q| q.drain(..)) {
-                    ended.push((work.operation, work.commands.map(|c| (work.actor, c))));
-                }
+                ended.extend(state.held.iter_mut().flat_map(|q| q.drain(..)).map(|w| (w.operation, Some(w.recipe))));
                 ended.extend(state.flying.iter_mut().flat_map(|q| q.drain(..)).map(|(_, o)| (o, None)));
             });
-            for (operation, commands) in ended {
-                operation.fail(failure.clone());
-                if let Some((actor, commands)) = commands {
-                    self.actors[actor].device.destroy_commands(commands);
-                }
-            }
+            ended.iter().for_each(|(operation, _)| operation.fail(failure.clone()));
         }
         for actor in &self.actors {
             for (other, edge) in self.actors.iter().zip(&actor.edges) {

@@ -80,10 +80,10 @@ impl Trace {
         self.lock().calls.push(CallRecord { shape, dtype, algorithm, spans, absent, values });
     }
     /// `ops`: with the ranges that are meant, before they are made as long as what the device writes.
-    pub(crate) fn prepared(&self, actor: Actor, value: u64, ops: Vec<Op>, widening: u64) {
+    pub(crate) fn prepared(&self, actor: Actor, value: u64, ops: &[Op], widening: u64) {
         let mut record = self.lock();
         let submission = record.submissions.entry((actor, value)).or_default();
-        (submission.ops, submission.widening) = (ops, widening);
+        (submission.ops, submission.widening) = (ops.to_vec(), widening);
     }
     pub(crate) fn neutral(&self, buffer: Option<BufferId>) {
         self.lock().neutral.extend(buffer);

@@ -8,7 +8,7 @@ use crate::{
     schedule::{
         Algorithm, Collective, Path, Schedule, Shape, algorithms, build,
         cost::{self, Model, Speed},
-        lower,
+        direct, lower,
     },
     speed,
 };
@@ -86,9 +86,10 @@ impl Tuner {
         links: &lower::Links,
         call: &Checked,
         forced: Option<Algorithm>,
+        direct: bool,
     ) -> Option<Arc<Plan>> {
         let element = call.dtype.size();
-        let form = call.form();
+        let form = Form { direct, ..call.form() };
         let plan = |algorithm| plans.get(links, &call.shape, algorithm, chunking(&call.shape, element), &form);
         if let Some(algorithm) = forced {
             return plan(algorithm);
@@ -105,7 +106,7 @@ impl Tuner {
         if let Some(algorithm) = chosen.get(&choice) {
             return plan(*algorithm);
         }
-        let candidates = candidates(&call.shape.collective, choice.any_order);
+        let candidates = candidates(&call.shape.collective, choice.any_order, direct);
         let priced = candidates.filter_map(plan).map(|p| (self.cost(&p.schedule, element), p));
         let (_, best) = priced.min_by(|a, b| a.0.total_cmp(&b.0))?;
         chosen.insert(choice, best.algorithm);
@@ -118,14 +119,17 @@ impl Tuner {
         collective: &Collective,
         op: Option<ReduceOp>,
         dtype: DataType,
+        reaches: bool,
     ) -> Vec<(u64, Algorithm)> {
         let element = dtype.size();
         let mut points: Vec<(u64, Algorithm)> = Vec::new();
         for bytes in (LEAST_BYTES.ilog2()..=MOST_BYTES.ilog2()).map(|power| 1_u64 << power) {
             let count = bytes.div_ceil(element);
             let shape = Shape { collective: collective.clone(), ranks: links.ranks, count, in_place: false };
-            let priced = candidates(collective, any_order(op, dtype)).filter_map(|algorithm| {
-                let schedule = lower::lower(&build(&shape, algorithm, chunking(&shape, element))?, links);
+            let priced = candidates(collective, any_order(op, dtype), reaches).filter_map(|algorithm| {
+                let own = if reaches && algorithm == Algorithm::Host { direct(&shape, false) } else { None };
+                let lowered = || Some(lower::lower(&build(&shape, algorithm, chunking(&shape, element))?, links));
+                let schedule = own.or_else(lowered)?;
                 Some((self.cost(&schedule, element), algorithm))
             });
             let Some((_, best)) = priced.min_by(|a, b| a.0.total_cmp(&b.0)) else { continue };
@@ -141,9 +145,11 @@ impl Tuner {
     }
 }
 
-/// The algorithms to choose from.
-fn candidates(collective: &Collective, any_order: bool) -> impl Iterator<Item = Algorithm> {
-    algorithms(collective).iter().copied().filter(move |a| any_order || a.in_rank_order())
+/// The algorithms to choose from. Where host workers reach the callers' memory, they do any collective.
+fn candidates(collective: &Collective, any_order: bool, direct: bool) -> impl Iterator<Item = Algorithm> {
+    let listed = algorithms(collective);
+    let host = (direct && !listed.contains(&Algorithm::Host)).then_some(Algorithm::Host);
+    listed.iter().copied().chain(host).filter(move |a| any_order || a.in_rank_order())
 }
 
 /// Whether the order of the fold does not show in the bits.

@@ -5,14 +5,14 @@ use allhands::{
     Collective, DataType, Device, Property, ReduceOp, ReducedOn, Shape,
     contract::{
         BufferDesc, BufferId, CommandsId, Counters, Info, Kernel, Limits, Op, Point, Range, Result, SharedKind,
-        SharedMemory, Submission, TimelineId, Waited,
+        SharedMemory, Submission, TimelineId, Waited, Watch,
     },
 };
 use allhands_cpu::{CpuDevice, Options};
 use common::{Bench, builder, hard_float};
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, Weak},
     time::{Duration, Instant},
 };
 
@@ -123,6 +123,9 @@ impl Device for Broken {
     }
     fn destroy_buffer(&self, buffer: BufferId) {
         self.inner.destroy_buffer(buffer);
+    }
+    fn watch(&self, watcher: Weak<dyn Watch>) {
+        self.inner.watch(watcher);
     }
     fn size(&self, buffer: BufferId) -> Result<u64> {
         self.inner.size(buffer)

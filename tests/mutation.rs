@@ -25,6 +25,7 @@ mod independent;
 use allhands::schedule::{
     Action, Actor, Chunking, Place, Region, Schedule, StepId, algorithms, build,
     check::{FoldOrder, Gate, Label, Order, Program, Sequence},
+    direct,
 };
 use forms::{Form, collectives, in_place, promised, shape};
 use independent::{Closure, conflict, written};
@@ -319,15 +320,25 @@ fn each_schedule(form: Form, mut f: impl FnMut(String, &Schedule, FoldOrder)) {
         for (count, chunking) in [(n64 - 1, Chunking::WHOLE), (large, Chunking::WHOLE), (35, chunks)] {
             for (i, collective) in collectives(n, n / 2, count).into_iter().enumerate() {
                 let kinds = in_place(&collective).len();
-                for &algorithm in algorithms(&collective) {
+                // Directly there is one way, in one piece.
+                let all = algorithms(&collective);
+                let all = if form == Form::Direct { &all[..usize::from(chunking.chunk == 0)] } else { all };
+                for &algorithm in all {
                     for &in_place in in_place(&collective) {
                         // Both ways only where it is small.
                         if n > 3 && kinds > 1 && in_place != (i as u64 + count).is_multiple_of(2) {
                             continue;
                         }
                         let shape = shape(collective.clone(), n, count, in_place);
+                        if form == Form::Direct && direct(&shape, false).is_none() {
+                            continue;
+                        }
                         let logical = build(&shape, algorithm, chunking).expect("algorithms() lists it");
-                        f(format!("{collective} {algorithm}"), &form.of(&logical), promised(algorithm));
+                        f(
+                            format!("{collective} {algorithm}"),
+                            &form.of(&logical),
+                            if form == Form::Direct { FoldOrder::Rank } else { promised(algorithm) },
+                        );
                     }
                 }
             }
@@ -367,9 +378,15 @@ fn mutate(form: Form) {
     println!("{form:?} in {:.1?}", start.elapsed());
     assert!(survivors.is_empty(), "{} survived, such as {:#?}", survivors.len(), &survivors[..survivors.len().min(12)]);
     for kind in KINDS {
-        let carried =
-            kind != Kind::DropCarry || matches!(form, Form::CopiedMapped | Form::CopiedUnmapped | Form::Mixed);
-        assert!(!carried || sums.get(&kind).is_some_and(|s| s[0] > 0), "no {kind:?} was rejected");
+        let has = match form {
+            Form::Direct => {
+                use Kind::*;
+                !matches!(kind, SwapSource | SwapDestination | SkipAction | WeakenDependency | DropGate)
+            }
+            Form::CopiedMapped | Form::CopiedUnmapped | Form::Mixed => true,
+            _ => kind != Kind::DropCarry,
+        };
+        assert!(!has || sums.get(&kind).is_some_and(|s| s[0] > 0), "no {kind:?} was rejected");
     }
 }
 
@@ -401,6 +418,11 @@ fn peer() {
 #[test]
 fn mixed() {
     mutate(Form::Mixed);
+}
+
+#[test]
+fn directly() {
+    mutate(Form::Direct);
 }
 
 #[test]

@@ -5,6 +5,7 @@ mod forms;
 use allhands::schedule::{
     Action, Chunking, Collective, Place, Region, Schedule, algorithms, build, build_narrow,
     check::{Fault, FoldOrder, Gate, Sequence},
+    direct,
     simulate::{Op, simulate},
 };
 use forms::{Form, collectives, in_place, messages, promised, shape};
@@ -26,6 +27,15 @@ fn prove(name: &str, make: impl Fn(u32, u64, u32) -> Vec<Collective>) {
         for (count, chunking) in sizes(n) {
             for root in roots(n) {
                 for collective in make(n, count, root) {
+                    for shape in in_place(&collective).iter().map(|p| shape(collective.clone(), n, count, *p)) {
+                        for schedule in [false, true].into_iter().filter_map(|narrow| direct(&shape, narrow)) {
+                            schedules += 1;
+                            if let Err(fault) = Sequence::repeat(&schedule, FoldOrder::Rank, 3, 1).check() {
+                                panic!("{shape:?} directly: {fault}");
+                            }
+                            proven += 1;
+                        }
+                    }
                     for (&algorithm, &in_place) in product(algorithms(&collective), in_place(&collective)) {
                         let shape = shape(collective.clone(), n, count, in_place);
                         let logical = build(&shape, algorithm, chunking).expect("algorithms() lists it");
@@ -132,7 +142,7 @@ fn barrier() {
     prove("barrier", rootless(Collective::Barrier));
 }
 
-/// Every collective and algorithm, lowered alike, in place or not as it falls.
+/// Every collective and algorithm, lowered alike, in place or not as it falls; beside the logical ones, all directly.
 fn all_schedules(n: u32, count: u64, form: Form) -> Vec<(Schedule, FoldOrder)> {
     let mut out = Vec::new();
     for (i, collective) in collectives(n, n / 2, count).into_iter().enumerate() {
@@ -143,6 +153,10 @@ fn all_schedules(n: u32, count: u64, form: Form) -> Vec<(Schedule, FoldOrder)> {
             let logical = build(&shape, algorithm, Chunking { chunk, distance: 2 }).expect("algorithms() lists it");
             out.push((form.of(&logical), promised(algorithm)));
         }
+        let here = i % 2 == 1 && in_place(&collective).len() > 1;
+        let shape = shape(collective, n, count, here);
+        let direct = if form == Form::Logical { direct(&shape, false) } else { None };
+        out.extend(direct.map(|schedule| (schedule, FoldOrder::Rank)));
     }
     out
 }

@@ -31,7 +31,8 @@ pub(super) fn barrier(shape: &Shape) -> Schedule {
     Schedule { shape: shape.clone(), slots: Vec::new(), steps }
 }
 
-fn workers(shape: &Shape, elements: u64) -> u32 {
+/// How many workers share so many elements.
+pub(super) fn workers(shape: &Shape, elements: u64) -> u32 {
     if elements < SHARED_FROM { 1 } else { shape.ranks.min(MOST_WORKERS) }
 }
 

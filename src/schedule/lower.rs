@@ -69,6 +69,9 @@ pub struct Form {
     /// The ranks whose kernels keep off the caller's memory, because it starts or ends amid one of the units that they
     /// write: only copies touch it. Empty: none.
     pub staged: Vec<bool>,
+    /// Whether host workers reach the callers' memory of every rank: then [`Algorithm::Host`] is
+    /// [`direct`](super::direct).
+    pub direct: bool,
 }
 
 /// The same in a form.

@@ -3,6 +3,7 @@
 //! | file | idea |
 //! |---|---|
 //! | `one_shot` `two_shot` `host` `ring` `tree` | an algorithm each: `(Shape, Part) -> Schedule` over one chunk |
+//! | `direct` | host workers on the callers' own memory, where it is the host's |
 //! | `pipeline` | the chunks of a long message, one behind the other |
 //! | `order` | which step follows which, derived from what they read and write |
 //! | [`lower`] | links -> physical: where each slot lies and who carries what |
@@ -13,6 +14,7 @@
 
 pub mod check;
 pub mod cost;
+mod direct;
 pub mod draw;
 mod host;
 pub mod lower;
@@ -24,6 +26,7 @@ pub mod simulate;
 mod tree;
 mod two_shot;
 
+pub use direct::direct;
 pub use pipeline::{Chunking, build, build_narrow};
 
 /// A rank (`actor < ranks`), or the host worker of rank `actor - ranks`.
@@ -86,7 +89,8 @@ pub enum Action {
 pub struct Step {
     /// Steps of other actors that come first.
     pub after: Vec<StepId>,
-    /// What it does. Empty only where it orders (a barrier).
+    /// What it does. Empty only where it orders: in a barrier, and where a rank comes to host workers that touch its
+    /// memory, and leaves them.
     pub actions: Vec<Action>,
 }
 
@@ -254,6 +258,14 @@ pub struct UserMemory {
     pub rank: u32,
     /// Whether it is an output apart from the input. False for an input, and in place.
     pub output: bool,
+}
+
+impl Schedule {
+    /// Whether host workers touch the callers' memory, as in what [`direct`] makes.
+    pub fn is_direct(&self) -> bool {
+        let workers = self.steps.iter().skip(self.shape.ranks as usize);
+        self.slots.is_empty() && workers.flatten().any(|step| !step.actions.is_empty())
+    }
 }
 
 impl Region {

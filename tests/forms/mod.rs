@@ -3,6 +3,7 @@
 use allhands::schedule::{
     Algorithm, Collective, Path, Schedule, Shape, Transfer,
     check::FoldOrder,
+    direct,
     lower::{self, Links, lower, lower_as},
 };
 use std::sync::Arc;
@@ -20,6 +21,8 @@ pub enum Form {
     Staged,
     /// As `Mixed`, of a schedule that converts. Not one of `ALL`.
     Narrow,
+    /// Host workers on the callers' memory, whatever the algorithm. Not one of `ALL`.
+    Direct,
 }
 
 impl Form {
@@ -38,10 +41,12 @@ impl Form {
             Form::Peer => lower(logical, &uniform(Path::Peer, false)),
             Form::Mixed => lower(logical, &mixed(n)),
             Form::Staged => {
-                let form = lower::Form { narrow: false, staged: (0..n).map(|r| r % 4 < 2).collect() };
+                let form =
+                    lower::Form { narrow: false, staged: (0..n).map(|r| r % 4 < 2).collect(), ..Default::default() };
                 lower_as(logical, &mixed(n), &form)
             }
-            Form::Narrow => lower_as(logical, &mixed(n), &lower::Form { narrow: true, staged: Vec::new() }),
+            Form::Narrow => lower_as(logical, &mixed(n), &lower::Form { narrow: true, ..Default::default() }),
+            Form::Direct => direct(&logical.shape, false).expect("asked only where there is one"),
         }
     }
 }

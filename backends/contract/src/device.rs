@@ -1,6 +1,9 @@
 //! The trait that every backend implements.
 use crate::*;
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::{Arc, Weak},
+    time::Instant,
+};
 
 /// One submit: optional commands, what they wait for, and what is signalled after them.
 #[derive(Clone, Copy, Debug)]
@@ -64,13 +67,17 @@ pub trait Device: Send + Sync {
     fn create_buffer(&self, desc: &BufferDesc) -> Result<BufferId>;
     /// Its handle is stale at once; the memory goes when its last use has completed.
     fn destroy_buffer(&self, buffer: BufferId);
+    /// Tells `watcher` of every buffer that is destroyed from now on. Commands keep their buffers' memory, so whoever
+    /// keeps commands listens.
+    fn watch(&self, watcher: Weak<dyn Watch>);
     /// Bytes of a buffer, as asked for.
     fn size(&self, buffer: BufferId) -> Result<u64>;
     /// Copies bytes to the host, from any kind of memory.
     fn read(&self, from: Range, to: &mut [u8]) -> Result<()>;
     /// Copies bytes from the host, to any kind of memory.
     fn write(&self, to: Range, from: &[u8]) -> Result<()>;
-    /// The memory of a buffer that was made exportable, in one of [`Limits::memory_export`].
+    /// The memory of a buffer that was made exportable, in one of [`Limits::memory_export`]; where [`Limits::unified`], of
+    /// any that was made here, as host pages.
     fn export(&self, buffer: BufferId, kind: SharedKind) -> Result<SharedMemory>;
     /// A buffer over another device's memory. Success proves nothing: only reading a pattern back does.
     fn import(&self, memory: &SharedMemory) -> Result<BufferId>;

@@ -35,6 +35,9 @@ pub struct Limits {
     /// Whether the host reads that memory at full speed: on an integrated device, or one that is the CPU. Over a bus
     /// such reads are a hundred times slower than a copy into host memory.
     pub host_reads_mapped: bool,
+    /// Whether device memory is the host's own, at its full speed: then every buffer that was made here can be exported
+    /// as [`SharedKind::Host`], exportable or not, and its pages are the buffer's.
+    pub unified: bool,
     /// Most sources of one kernel.
     pub max_sources: u32,
     /// Most buffers that one kernel binds, stores and sources together.

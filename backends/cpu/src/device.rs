@@ -9,7 +9,7 @@ use crate::{
 use allhands_contract::*;
 use std::{
     fmt::Debug,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering::Relaxed},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, atomic::Ordering::Relaxed},
     thread::JoinHandle,
     time::{Duration, Instant},
 };
@@ -24,6 +24,7 @@ pub struct CpuDevice {
     worker: Option<JoinHandle<()>>,
     /// Whose turn it is to run on a [`Mode::Inline`] device.
     turn: Mutex<()>,
+    watchers: Watchers,
 }
 
 impl CpuDevice {
@@ -48,10 +49,20 @@ impl CpuDevice {
             address: None,
         };
         let mut limits = limits(options.mode);
+        // An emulated device has a bus.
+        limits.unified = options.emulation == crate::Emulation::default();
         if let Some(restrict) = options.restrict {
             restrict(&mut limits);
         }
-        Ok(Arc::new(CpuDevice { info, limits, options, queue, worker, turn: Mutex::default() }))
+        Ok(Arc::new(CpuDevice {
+            info,
+            limits,
+            options,
+            queue,
+            worker,
+            turn: Mutex::default(),
+            watchers: Watchers::default(),
+        }))
     }
 
     /// The options that it was opened with.
@@ -168,7 +179,12 @@ impl Device for CpuDevice {
         Ok(self.state()?.buffers.insert(self.id(), buffer))
     }
     fn destroy_buffer(&self, buffer: BufferId) {
-        drop(self.take(|s| &mut s.buffers, buffer));
+        if self.take(|s| &mut s.buffers, buffer).is_some() {
+            self.watchers.destroyed(buffer);
+        }
+    }
+    fn watch(&self, watcher: Weak<dyn Watch>) {
+        self.watchers.add(watcher);
     }
     fn size(&self, buffer: BufferId) -> Result<u64> {
         Ok(self.find(&self.state()?.buffers, buffer)?.size)
@@ -204,7 +220,9 @@ impl Device for CpuDevice {
             return Err(Error::Unsupported { device: self.id(), what, instead: "see its limits for what it exports" });
         }
         match found.region() {
-            Some(region) if found.exportable => Ok(SharedMemory::host(self.id(), Arc::new(region))),
+            Some(region) if found.exportable || self.limits.unified => {
+                Ok(SharedMemory::host(self.id(), Arc::new(region)))
+            }
             _ => self.invalid(format!("{buffer:?} was not made exportable; ask for that when it is made")),
         }
     }
@@ -374,6 +392,7 @@ fn limits(mode: Mode) -> Limits {
         mapped: true,
         host_reads_mapped: true,
         gates_see_host_writes: true,
+        unified: true,
         max_sources: 64,
         max_bindings: 256,
         max_kernel_elements: 1 << 48,

@@ -4,7 +4,7 @@ use allhands_contract::{conformance, conformance::Ran, *};
 use allhands_cpu::{CpuDevice, Mode, Options};
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, Weak},
     time::{Duration, Instant},
 };
 
@@ -61,6 +61,7 @@ faults! {
     // Lifetimes.
     FreesWhatIsInFlight,
     FreesWhatIsPrepared,
+    TellsNobodyWhatItDestroys,
     UsesUpReusableCommands,
     CountsNothing,
     NeverCountsMemoryBack,
@@ -344,6 +345,11 @@ impl Device for Broken {
             _ => {}
         }
         self.inner.destroy_buffer(buffer);
+    }
+    fn watch(&self, watcher: Weak<dyn Watch>) {
+        if self.fault != Fault::TellsNobodyWhatItDestroys {
+            self.inner.watch(watcher);
+        }
     }
     fn size(&self, buffer: BufferId) -> Result<u64> {
         self.forgive(self.inner.size(self.at(buffer)), || Ok(256))

@@ -11,7 +11,7 @@ use allhands_contract::*;
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, Weak,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -35,6 +35,7 @@ pub(crate) struct ProxyDevice<A: ProxyApi> {
     windows: Windows,
     max_buffer_size: u64,
     prepares: AtomicU64,
+    watchers: Watchers,
 }
 
 /// Bytes that a read or a write stages at a time.
@@ -106,6 +107,7 @@ impl<A: ProxyApi> ProxyDevice<A> {
             mapped,
             host_reads_mapped: mapped
                 && matches!(exposed.info.device_type, wgt::DeviceType::Cpu | wgt::DeviceType::IntegratedGpu),
+            unified: false,
             max_sources: kernels::SOURCES as u32,
             max_bindings: kernels::BINDINGS as u32,
             // Of the widest type, so that a range of any fits a window.
@@ -139,6 +141,7 @@ impl<A: ProxyApi> ProxyDevice<A> {
             windows,
             max_buffer_size: has.max_buffer_size,
             prepares: AtomicU64::new(0),
+            watchers: Watchers::default(),
             gpu,
         }))
     }
@@ -304,8 +307,13 @@ impl<A: ProxyApi> Device for ProxyDevice<A> {
     fn destroy_buffer(&self, id: BufferId) {
         if id.device == self.info.id {
             let gone = lock(&self.buffers).remove(id.index, id.generation);
-            drop(gone);
+            if gone.is_some() {
+                self.watchers.destroyed(id);
+            }
         }
+    }
+    fn watch(&self, watcher: Weak<dyn Watch>) {
+        self.watchers.add(watcher);
     }
     fn size(&self, buffer: BufferId) -> Result<u64> {
         Ok(self.buffer(buffer)?.desc().size)

@@ -3,7 +3,7 @@ use crate::{
     doors::Doors,
     gpu::{Gpu, RawHandles},
     instance::{Instance, Physical, Selector},
-    memory::{Buffer, memory_type},
+    memory::{Buffer, is_seen, memory_type},
     queue::{Batch, Queue, lock},
     record::{Commands, Windows, record},
     share,
@@ -15,7 +15,7 @@ use std::{
     any::Any,
     collections::BTreeMap,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, Weak,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -37,6 +37,7 @@ pub struct VulkanDevice {
     limits: Limits,
     windows: Windows,
     prepares: AtomicU64,
+    watchers: Watchers,
 }
 
 /// Bytes that a read or a write stages at a time.
@@ -142,6 +143,8 @@ impl VulkanDevice {
                 let flags = gpu.physical.memory.memory_types[t as usize].property_flags;
                 flags.contains(vk::MemoryPropertyFlags::HOST_CACHED)
             }),
+            unified: memory_type(&gpu.physical, Memory::Device, u32::MAX)
+                .is_some_and(|t| is_seen(&gpu.physical, Memory::Device, t)),
             max_sources: kernels::SOURCES as u32,
             max_bindings: kernels::BINDINGS as u32,
             max_kernel_elements: windows.elements(),
@@ -172,6 +175,7 @@ impl VulkanDevice {
             limits,
             windows,
             prepares: AtomicU64::new(0),
+            watchers: Watchers::default(),
             gpu,
         }))
     }
@@ -302,8 +306,14 @@ impl Device for VulkanDevice {
     fn destroy_buffer(&self, id: BufferId) {
         if id.device == self.info.id {
             let gone = lock(&self.buffers).remove(id.index, id.generation);
-            gone.into_iter().filter(|b| b.is_app()).for_each(|b| b.revoked.store(true, Ordering::Release));
+            gone.iter().filter(|b| b.is_app()).for_each(|b| b.revoked.store(true, Ordering::Release));
+            if gone.is_some() {
+                self.watchers.destroyed(id);
+            }
         }
+    }
+    fn watch(&self, watcher: Weak<dyn Watch>) {
+        self.watchers.add(watcher);
     }
     fn size(&self, buffer: BufferId) -> Result<u64> {
         Ok(self.buffer(buffer)?.size)
@@ -340,7 +350,8 @@ impl Device for VulkanDevice {
         if !self.limits.memory_export.contains(&kind) {
             return self.unsupported("export of memory in this form", "see its limits for the forms it has");
         }
-        if !buffer.exportable {
+        let own = kind == SharedKind::Host && self.limits.unified;
+        if !buffer.exportable && !own {
             return Err(self.gpu.invalid(format!("{id:?} was not made exportable; ask for that when it is made")));
         }
         share::export(&buffer, kind)

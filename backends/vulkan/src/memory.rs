@@ -114,7 +114,7 @@ pub(crate) fn memory_type(physical: &Physical, memory: Memory, bits: u32) -> Opt
 
 /// Whether the host reads and writes a buffer of a kind and type without staging: of `Device` memory where that is as
 /// good as its own.
-fn is_seen(physical: &Physical, memory: Memory, memory_type: u32) -> bool {
+pub(crate) fn is_seen(physical: &Physical, memory: Memory, memory_type: u32) -> bool {
     let flags = physical.memory.memory_types[memory_type as usize].property_flags;
     memory != Memory::Device || flags.contains(HOST | Flags::HOST_CACHED)
 }

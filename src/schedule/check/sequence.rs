@@ -219,7 +219,9 @@ fn permitted(schedule: &Schedule) -> Result<(), Fault> {
                     s.actor
                 ));
             }
-            if step.actions.is_empty() && schedule.shape.collective != Collective::Barrier {
+            // A barrier's steps order, and so do those of ranks whose memory host workers touch.
+            let orders = schedule.shape.collective == Collective::Barrier || schedule.is_direct();
+            if step.actions.is_empty() && !orders {
                 return malformed(format!("{} does nothing", who()));
             }
             for action in &step.actions {
@@ -256,6 +258,9 @@ fn forbidden(schedule: &Schedule, actor: Actor, place: Place, write: bool, fold:
     let worker = actor >= schedule.shape.ranks;
     let kernel = fold && !worker;
     let slot = match place {
+        Place::Input(_) | Place::Output(_) if schedule.is_direct() => {
+            return (!worker).then_some("is for host workers alone in this schedule");
+        }
         Place::Input(r) | Place::Output(r) => return (r != actor).then_some("is another rank's"),
         Place::Slot(i) => &schedule.slots[i as usize],
     };

@@ -1,13 +1,14 @@
 //! Who a device is, what stays alive, and what it counts.
 use super::{Outcome, Test, rig::*, table};
 use crate::*;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 pub(super) const BASICS: &[Test] = table![it_says_who_it_is, its_limits_make_sense];
 
 pub(super) const TESTS: &[Test] = table![
     what_is_in_flight_outlives_its_handles,
     prepared_commands_keep_their_buffers,
+    whoever_watches_hears_of_destroyed_buffers,
     commands_run_as_often_as_the_limits_say,
     work_is_counted,
     memory_is_counted_and_comes_back,
@@ -81,6 +82,26 @@ fn prepared_commands_keep_their_buffers(device: &Arc<dyn Device>) -> Outcome {
     rig.holds("a copy out of a buffer destroyed after the prepare", dst, &a)?;
     others.iter().try_for_each(|b| rig.holds("a buffer made since", *b, &pattern(3, 4096)))?;
     device.destroy_commands(commands);
+    passed()
+}
+
+fn whoever_watches_hears_of_destroyed_buffers(device: &Arc<dyn Device>) -> Outcome {
+    #[derive(Default)]
+    struct Heard(Mutex<Vec<BufferId>>);
+    impl Watch for Heard {
+        fn destroyed(&self, buffer: BufferId) {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).push(buffer);
+        }
+    }
+    let (rig, heard) = (Rig::new(device)?, Arc::new(Heard::default()));
+    let (kept, gone) = (rig.holding(&pattern(1, 256))?, rig.holding(&pattern(2, 256))?);
+    let watcher: Arc<dyn Watch> = heard.clone();
+    device.watch(Arc::downgrade(&watcher));
+    device.destroy_buffer(gone);
+    device.destroy_buffer(gone); // stale, so it is not told twice
+    let told = heard.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    ensure(told == [gone], || format!("told of {told:?}, not of {gone:?} alone"))?;
+    rig.holds("a buffer that stayed", kept, &pattern(1, 256))?;
     passed()
 }
 
