@@ -19,6 +19,28 @@ pub struct Settings {
     pub blocking: bool,
 }
 
+/// A door for tests: one bit of a result is flipped before it is checked, and must then be reported.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Flip {
+    pub rank: u32,
+    /// Element of the rank's output.
+    pub index: u64,
+    /// Of the element, the lowest first.
+    pub bit: u64,
+}
+
+impl std::str::FromStr for Flip {
+    type Err = &'static str;
+    /// `RANK:INDEX:BIT`.
+    fn from_str(s: &str) -> Result<Self, Self::Err> {
+        let numbers: Option<Vec<u64>> = s.split(':').map(|word| word.parse().ok()).collect();
+        match numbers.as_deref() {
+            Some(&[rank, index, bit]) if rank <= u32::MAX.into() => Ok(Flip { rank: rank as u32, index, bit }),
+            _ => Err("right is RANK:INDEX:BIT"),
+        }
+    }
+}
+
 /// What the repetitions of a row gave.
 pub struct Sample {
     /// Of one call, on average.
@@ -33,6 +55,8 @@ pub struct Sample {
 /// Buffers and images, reused from row to row.
 pub struct Bench {
     settings: Settings,
+    /// Once, in the first result that is checked.
+    flip: Option<Flip>,
     /// A set for each call that may be in flight.
     sets: Vec<Set>,
     scratch: Scratch,
@@ -76,8 +100,8 @@ const FLIGHT_BYTES: u64 = 256 << 20;
 const FLIGHT_CALLS: u64 = 32;
 
 impl Bench {
-    pub fn new(settings: Settings) -> Self {
-        Bench { settings, sets: Vec::new(), scratch: Scratch::default() }
+    pub fn new(settings: Settings, flip: Option<Flip>) -> Self {
+        Bench { settings, flip, sets: Vec::new(), scratch: Scratch::default() }
     }
 
     /// Runs a case on elements of `T`.
@@ -89,7 +113,7 @@ impl Bench {
         if self.sets.len() < depth as usize {
             self.sets.resize_with(depth as usize, Set::default);
         }
-        let Bench { sets, scratch, .. } = self;
+        let Bench { sets, scratch, flip, .. } = self;
         let sets = &mut sets[..depth as usize];
         for set in &mut *sets {
             set.fill::<T>(case, u32::MAX, &mut scratch.want)?;
@@ -124,6 +148,9 @@ impl Bench {
             total += start.elapsed();
             report = pending.pop().map(|(_, call)| call.report().clone()).or(report);
             if check {
+                if let Some(flip) = flip.take() {
+                    sets[0].flip::<T>(case, flip)?;
+                }
                 for (set, repetition) in sets.iter().zip(done..) {
                     let algorithm = report.as_ref().and_then(|r| r.algorithm);
                     let of = set.check::<T>(case, algorithm, scratch)?;
@@ -195,6 +222,20 @@ impl Set {
         let parts: Vec<Part> = self.ranks.iter().zip(0..job.ranks).map(part).collect();
         let collective = job.collective();
         move || comm.call(collective, op, parts).start()
+    }
+
+    /// Plants a wrong bit in a result.
+    fn flip<T: Value>(&self, case: Case<'_>, Flip { rank, index, bit }: Flip) -> Result<(), Failure> {
+        let Case { job, in_place, .. } = case;
+        let nowhere = || Failure::Usage(format!("--flip: rank {rank} has no bit {bit} of element {index}"));
+        let seat = self.ranks.get(rank as usize).filter(|_| rank < job.ranks).ok_or_else(nowhere)?;
+        let there = job.output(rank).is_some_and(|len| index < len) && bit < 8 * T::TYPE.size();
+        let buffer = seat.buffers[usize::from(!in_place)].as_ref().filter(|_| there).ok_or_else(nowhere)?;
+        let first = if in_place { job.in_place_at(rank).1 } else { 0 };
+        let at = GUARD as u64 + (first + index) * T::TYPE.size() + bit / 8;
+        let mut byte = [0];
+        buffer.read_bytes(at, &mut byte)?;
+        Ok(buffer.write_bytes(at, &[byte[0] ^ 1 << (bit % 8)])?)
     }
 
     /// Reads every buffer back and compares it, guards and all, with what it must hold.
@@ -347,7 +388,7 @@ mod tests {
         let settings = Settings { iters: 70, warmup: 1, check: true, blocking: false };
         let job = Job::of_bytes(Kind::AllReduce, 3, 0, 4000, DataType::I32);
         let case = Case { comm: &comm, job, op: Some(ReduceOp::Average), in_place: true };
-        let sample = Bench::new(settings).run::<i32>(case).unwrap();
+        let sample = Bench::new(settings, None).run::<i32>(case).unwrap();
         assert_eq!(sample.wrong, Some(Wrong::default()));
         assert_eq!(sample.latencies.len(), 70);
         assert!(sample.latencies.is_sorted() && sample.time > Duration::ZERO);

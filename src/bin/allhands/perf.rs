@@ -5,7 +5,7 @@ use crate::{
     bound::Bounds,
     chart,
     kind::{Job, Kind},
-    measure::{Bench, Case, Sample, Settings},
+    measure::{Bench, Case, Flip, Sample, Settings},
     row::{HEAD, Results, Row},
     say,
 };
@@ -80,6 +80,9 @@ pub struct Perf {
     /// Draws bus bandwidth and latency over size, a line for each number of ranks
     #[arg(long)]
     svg: Option<PathBuf>,
+    /// For tests of the check itself: flips bit BIT of element INDEX of rank RANK's first result
+    #[arg(long, hide = true, value_name = "RANK:INDEX:BIT")]
+    flip: Option<Flip>,
 }
 
 const AFTER_HELP: &str = "\
@@ -116,7 +119,7 @@ impl Perf {
         if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} rows, {elapsed} {msg}") {
             bar.set_style(style);
         }
-        let mut bench = Bench::new(self.settings());
+        let mut bench = Bench::new(self.settings(), self.flip);
         let mut bounds = Bounds::default();
         let mut results = Results { collective: self.collective.name(), rows: Vec::new(), wrong: 0 };
         for &n in &ranks {
