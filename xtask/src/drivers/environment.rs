@@ -42,6 +42,15 @@ impl Environment {
         Ok(environment)
     }
 
+    /// Keeps compiled shaders apart under a name of their own. Mesa's key of a shader does not say everything that
+    /// went into it.
+    pub fn separate_shaders(&mut self, name: &str) {
+        if let Some(shared) = self.variables.get_mut("MESA_SHADER_CACHE_DIR") {
+            shared.push("-");
+            shared.push(name);
+        }
+    }
+
     /// Sets or replaces one variable.
     pub fn set(&mut self, name: &'static str, value: impl Into<OsString>) {
         self.variables.insert(name, value.into());
@@ -128,6 +137,14 @@ mod tests {
             ["export VK_DRIVER_FILES='/a.json:/b c.json'", "export VK_ICD_FILENAMES='/a.json:/b c.json'"]
         );
         assert!(environment.add_vulkan_driver("/c:d.json".into()).is_err());
+    }
+
+    #[test]
+    fn shaders_can_be_kept_apart() {
+        let mut environment = Environment::default();
+        environment.set("MESA_SHADER_CACHE_DIR", "/a/cache");
+        environment.separate_shaders("128");
+        assert_eq!(environment.exports().collect::<Vec<_>>(), ["export MESA_SHADER_CACHE_DIR='/a/cache-128'"]);
     }
 
     #[test]

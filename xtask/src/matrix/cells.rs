@@ -1,7 +1,7 @@
 //! The cells of the test matrix, as data: which drivers a process finds, which devices the collectives run on, and what
 //! is run there.
 
-use super::runner::Runner;
+use super::runner::{Runner, WIDTH};
 use super::{validation, work};
 use crate::drivers::{self, Driver};
 
@@ -23,6 +23,8 @@ pub struct Cell {
     pub paths: &'static [&'static str],
     /// Whether the collectives' loops run in full; else they run in their fast slice.
     pub full: bool,
+    /// The same of the backend's own tests.
+    pub full_conformance: bool,
     /// Whether the cell may be left out where its drivers are not to be had.
     pub optional: bool,
     /// The smallest run that has this cell.
@@ -71,6 +73,7 @@ const CELL: Cell = Cell {
     variants: &[&[]],
     paths: &["auto"],
     full: false,
+    full_conformance: false,
     optional: false,
     level: Level::Standard,
     work: work::devices,
@@ -108,6 +111,7 @@ pub const CELLS: &[Cell] = &[
         devices: "proxy-vulkan:0",
         full: true,
         level: Level::Quick,
+        full_conformance: true,
         ..CELL
     },
     Cell {
@@ -122,6 +126,7 @@ pub const CELLS: &[Cell] = &[
         what: "collectives and conformance on the distribution's software OpenGL ES driver",
         drivers: &[&drivers::GLES],
         devices: "proxy-gles:0",
+        full_conformance: true,
         ..CELL
     },
     Cell {
@@ -149,13 +154,10 @@ pub const CELLS: &[Cell] = &[
     },
     Cell {
         name: "subgroups",
-        what: "as llvmpipe, with subgroups of 4 and then of 16, compiled anew",
+        what: "as llvmpipe, with subgroups of 4 and then of 16",
         drivers: &[&drivers::LLVMPIPE],
         devices: "proxy-vulkan:0",
-        variants: &[
-            &[("LP_NATIVE_VECTOR_WIDTH", "128"), ("MESA_SHADER_CACHE_DISABLE", "1")],
-            &[("LP_NATIVE_VECTOR_WIDTH", "512"), ("MESA_SHADER_CACHE_DISABLE", "1")],
-        ],
+        variants: &[&[(WIDTH, "128")], &[(WIDTH, "512")]],
         ..CELL
     },
     Cell {
@@ -189,6 +191,7 @@ pub const CELLS: &[Cell] = &[
         devices: "vulkan:0",
         backend: VULKAN,
         paths: EVERY_PATH,
+        full_conformance: true,
         ..CELL
     },
     Cell {
@@ -253,10 +256,7 @@ pub const CELLS: &[Cell] = &[
         what: "as subgroups, with the collectives in full",
         drivers: &[&drivers::LLVMPIPE],
         devices: "proxy-vulkan:0",
-        variants: &[
-            &[("LP_NATIVE_VECTOR_WIDTH", "128"), ("MESA_SHADER_CACHE_DISABLE", "1")],
-            &[("LP_NATIVE_VECTOR_WIDTH", "512"), ("MESA_SHADER_CACHE_DISABLE", "1")],
-        ],
+        variants: &[&[(WIDTH, "128")], &[(WIDTH, "512")]],
         full: true,
         level: Level::Extended,
         ..CELL

@@ -83,6 +83,9 @@ impl<'a> Test<'a> {
     }
 }
 
+/// How many bits llvmpipe's vectors have. Shaders compiled for one width must not be found by another.
+pub const WIDTH: &str = "LP_NATIVE_VECTOR_WIDTH";
+
 /// The collectives, on the devices of the cell.
 pub const SUITE: Test<'static> = Test { package: "", name: "suite", filter: None };
 
@@ -112,9 +115,6 @@ impl<'a> Runner<'a> {
     ) -> Result<Self, String> {
         if !cell.devices.is_empty() {
             environment.set("ALLHANDS_DEVICES", cell.devices);
-        }
-        if !cell.full {
-            environment.set("ALLHANDS_QUICK", "1");
         }
         let path = reports.join(format!("{}.log", cell.name));
         let mut log = File::create(&path).map_err(|e| format!("cannot write {}: {e}", path.display()))?;
@@ -148,8 +148,15 @@ impl<'a> Runner<'a> {
         };
         let mut label = binary.label();
         let plain = self.environment.clone();
+        let full = if package.is_empty() { self.cell.full } else { self.cell.full_conformance };
+        if !full {
+            self.environment.set("ALLHANDS_QUICK", "1");
+        }
         for (name, value) in variant.iter().chain(forced) {
             self.environment.set(name, value);
+            if *name == WIDTH {
+                self.environment.separate_shaders(value);
+            }
         }
         for (name, value) in [variant.first(), forced.first()].into_iter().flatten() {
             label += &format!(" {}={value}", name.trim_start_matches("ALLHANDS_").to_lowercase());

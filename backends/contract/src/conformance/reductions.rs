@@ -44,7 +44,7 @@ fn kernels_fold_any_count_of_elements(device: &Arc<dyn Device>) -> Outcome {
 
 fn kernels_fold_any_number_of_sources(device: &Arc<dyn Device>) -> Outcome {
     let limits = device.limits();
-    for &(op, dtype) in &limits.kernels {
+    for (op, dtype) in pairs(limits) {
         for sources in 1..=limits.max_sources.min(16) {
             Case::new(op, dtype, 256, sources).check(device)?;
         }
@@ -55,7 +55,7 @@ fn kernels_fold_any_number_of_sources(device: &Arc<dyn Device>) -> Outcome {
 
 fn kernels_store_in_place_and_to_several_stores(device: &Arc<dyn Device>) -> Outcome {
     let limits = device.limits();
-    for &(op, dtype) in &limits.kernels {
+    for (op, dtype) in pairs(limits) {
         let case = Case::new(op, dtype, 520, limits.max_sources.min(4));
         for in_place in 0..case.sources as usize {
             Case { in_place: Some(in_place), ..case }.check(device)?;
@@ -67,7 +67,7 @@ fn kernels_store_in_place_and_to_several_stores(device: &Arc<dyn Device>) -> Out
 }
 
 fn kernels_write_only_their_range(device: &Arc<dyn Device>) -> Outcome {
-    for &(op, dtype) in &device.limits().kernels {
+    for (op, dtype) in pairs(device.limits()) {
         let unit = unit(device.limits(), dtype);
         for units in [1, 3, 63, 65] {
             for gap in [1, 2, 3, 5, 64] {
@@ -81,7 +81,7 @@ fn kernels_write_only_their_range(device: &Arc<dyn Device>) -> Outcome {
 
 fn kernels_read_from_many_buffers(device: &Arc<dyn Device>) -> Outcome {
     let limits = device.limits();
-    for &(op, dtype) in &limits.kernels {
+    for (op, dtype) in pairs(limits) {
         for buffers in 1..=limits.max_bindings.min(8) {
             let sources = limits.max_sources.min(buffers);
             Case { buffers, ..Case::new(op, dtype, 260, sources) }.check(device)?;
@@ -92,7 +92,7 @@ fn kernels_read_from_many_buffers(device: &Arc<dyn Device>) -> Outcome {
 }
 
 fn kernels_finish_only_when_asked(device: &Arc<dyn Device>) -> Outcome {
-    for &(op, dtype) in &device.limits().kernels {
+    for (op, dtype) in pairs(device.limits()) {
         for finish in [None, Some(1), Some(2), Some(3), Some(7), Some(8), Some(1000)] {
             Case { finish, ..Case::new(op, dtype, 4096, 2.min(device.limits().max_sources)) }.check(device)?;
         }
@@ -235,6 +235,25 @@ fn any_kernel(device: &Arc<dyn Device>) -> Outcome {
         false => Ok(Ran::Passed),
         true => not_applicable("no kernels"),
     }
+}
+
+/// The kernels that are asked in every form, all of which a driver compiles anew: all kernels; in a slice of the suite
+/// ([`sliced`]) one of each type, and one of each operation.
+fn pairs(limits: &Limits) -> Vec<(ReduceOp, DataType)> {
+    if !sliced() {
+        return limits.kernels.clone();
+    }
+    let mut pairs = Vec::new();
+    for (i, dtype) in DataType::ALL.into_iter().enumerate() {
+        let of_type: Vec<_> = limits.kernels.iter().filter(|k| k.1 == dtype).collect();
+        pairs.extend(of_type.get(i % of_type.len().max(1)).copied().copied());
+    }
+    for kernel in &limits.kernels {
+        if pairs.iter().all(|p| p.0 != kernel.0) {
+            pairs.push(*kernel);
+        }
+    }
+    pairs
 }
 
 /// What offsets and sizes of kernel ranges are multiples of.

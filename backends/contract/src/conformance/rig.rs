@@ -14,6 +14,11 @@ pub(super) type Check<T = ()> = std::result::Result<T, String>;
 /// How long a test waits for work that was submitted. A bound for broken devices, not a demand on slow ones.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Whether few kernels stand for all (`ALLHANDS_QUICK`), where another device runs the same ones in full.
+pub(super) fn sliced() -> bool {
+    std::env::var("ALLHANDS_QUICK").is_ok_and(|v| !v.is_empty() && v != "0")
+}
+
 /// A device under test.
 pub(super) struct Rig<'a> {
     pub device: &'a Arc<dyn Device>,
