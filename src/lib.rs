@@ -29,7 +29,7 @@
 //! | [`schedule`] | a collective as data, its proof, its cost and its picture; knows of no device |
 //! | `execute`, `recipes` | a lowered schedule becomes command lists; the lists that are kept |
 //! | `staging`, `neutral` | the memory that data crosses in; what stands in for a rank that contributes nothing |
-//! | `relay` | carries progress between devices, submits what is held |
+//! | `relay`, `exit` | carries progress between devices, submits what is held; stops when the process ends |
 //! | [`Pending`] | what a call returns |
 //! | `reach` | where the host reaches the callers' memory itself |
 //! | `link`, `cache` | how each pair of ranks reaches each other: found, proven, measured; measurements kept on disk |
@@ -46,6 +46,7 @@ pub mod devices;
 mod engine;
 mod error;
 mod execute;
+mod exit;
 mod group;
 mod link;
 mod neutral;

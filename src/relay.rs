@@ -17,6 +17,7 @@
 use crate::{
     Error, Result,
     contract::{Clock, CommandsId, Device, Point, Submission, TimelineId, Waited},
+    exit::{self, AtWork},
     pending::Operation,
     recipes::Recipe,
     staging::Devices,
@@ -29,6 +30,7 @@ use std::{
         Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicU64, Ordering::SeqCst},
     },
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
@@ -60,6 +62,7 @@ pub(crate) struct Relay {
     /// One lock for each gated queue in the process, in one order: see [`Relay::enqueue`].
     queues: Vec<Arc<Mutex<()>>>,
     trace: Option<Arc<Trace>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 struct Actor {
@@ -176,13 +179,22 @@ impl Relay {
             lanes,
             clock,
             trace,
+            threads: Mutex::default(),
         });
-        for lane in 0..relay.lanes.len() {
-            let thread = std::thread::Builder::new().name(format!("allhands lane {lane}"));
+        for (index, lane) in relay.lanes.iter().enumerate() {
+            exit::guard(&*lane.device);
             let own = relay.clone();
-            if let Err(e) = thread.spawn(move || own.run(lane)) {
-                relay.close();
-                return Err(Error::Thread { device: relay.lanes[lane].device.info().id, why: e.to_string() });
+            let run = move || {
+                let at_work = AtWork::on(&own.lanes[index].device);
+                own.run(index, &at_work);
+                drop(own); // At work still: this may be the last that uses the devices.
+            };
+            match thread::Builder::new().name(format!("allhands lane {index}")).spawn(run) {
+                Ok(thread) => relay.threads().push(thread),
+                Err(e) => {
+                    relay.close();
+                    return Err(Error::Thread { device: lane.device.info().id, why: e.to_string() });
+                }
             }
         }
         Ok(relay)
@@ -203,11 +215,26 @@ impl Relay {
     pub fn reached(&self, values: &[u64]) -> bool {
         self.board.iter().zip(values).all(|(board, value)| board.load(SeqCst) >= *value)
     }
-    /// No more work will come: each lane ends once all that is pending is done or has failed.
+    /// No more work will come: each lane ends once all that is pending is done or has failed. If nothing is, they have
+    /// ended when this returns; else they are not waited for, because what is pending may wait for what the caller
+    /// does next.
     pub fn close(&self) {
+        // After a failure a lane may be stuck in its driver; at the process's end lanes stay where they are.
+        let mut pending = self.failure().is_some() || exit::is_near();
         for lane in &self.lanes {
-            lane.kick(|state| state.closing = true);
+            lane.kick(|state| {
+                state.closing = true;
+                pending |= state.held.iter().any(|q| !q.is_empty()) || state.flying.iter().any(|q| !q.is_empty());
+            });
         }
+        let threads = std::mem::take(&mut *self.threads());
+        for thread in threads.into_iter().filter(|t| !pending && t.thread().id() != thread::current().id()) {
+            // What goes wrong on a lane is caught there.
+            let _ = thread.join();
+        }
+    }
+    fn threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Queues the submissions of one call, each after all that it waits for. Calls of one communicator come one at a
@@ -334,10 +361,11 @@ impl Relay {
     }
 
     /// The thread of a lane.
-    fn run(&self, index: usize) {
+    fn run(&self, index: usize, at_work: &AtWork) {
         let lane = &self.lanes[index];
         loop {
             let wakes = lane.device.wakes();
+            at_work.pause();
             let step = self.guard(lane.actors[0], || {
                 self.collect(lane)?;
                 match self.next(index)? {
@@ -349,7 +377,7 @@ impl Relay {
                             self.check_deadline(lane);
                         }
                     }
-                    Next::Idle => lane.sleep(),
+                    Next::Idle => at_work.rest(|| lane.sleep()),
                     Next::Exit => return Ok(false),
                 }
                 Ok(true)

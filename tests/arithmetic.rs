@@ -3,16 +3,13 @@ mod common;
 
 use allhands::{
     Collective, DataType, Device, Property, ReduceOp, ReducedOn, Shape,
-    contract::{
-        BufferDesc, BufferId, CommandsId, Counters, Info, Kernel, Limits, Op, Point, Range, Result, SharedKind,
-        SharedMemory, Submission, TimelineId, Waited, Watch,
-    },
+    contract::{CommandsId, Info, Kernel, Op, Result, Submission},
 };
 use allhands_cpu::{CpuDevice, Options};
-use common::{Bench, builder, hard_float};
+use common::{Bench, builder, delegate::delegate, hard_float};
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, Weak},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
@@ -109,60 +106,8 @@ impl Device for Broken {
     fn info(&self) -> &Info {
         &self.info
     }
-    fn limits(&self) -> &Limits {
-        self.inner.limits()
-    }
-    fn counters(&self) -> Counters {
-        self.inner.counters()
-    }
-    fn status(&self) -> Result<()> {
-        self.inner.status()
-    }
-    fn create_buffer(&self, desc: &BufferDesc) -> Result<BufferId> {
-        self.inner.create_buffer(desc)
-    }
-    fn destroy_buffer(&self, buffer: BufferId) {
-        self.inner.destroy_buffer(buffer);
-    }
-    fn watch(&self, watcher: Weak<dyn Watch>) {
-        self.inner.watch(watcher);
-    }
-    fn size(&self, buffer: BufferId) -> Result<u64> {
-        self.inner.size(buffer)
-    }
-    fn read(&self, from: Range, to: &mut [u8]) -> Result<()> {
-        self.inner.read(from, to)
-    }
-    fn write(&self, to: Range, from: &[u8]) -> Result<()> {
-        self.inner.write(to, from)
-    }
-    fn export(&self, buffer: BufferId, kind: SharedKind) -> Result<SharedMemory> {
-        self.inner.export(buffer, kind)
-    }
-    fn import(&self, memory: &SharedMemory) -> Result<BufferId> {
-        self.inner.import(memory)
-    }
-    fn create_timeline(&self, shareable: bool) -> Result<TimelineId> {
-        self.inner.create_timeline(shareable)
-    }
-    fn destroy_timeline(&self, timeline: TimelineId) {
-        self.inner.destroy_timeline(timeline);
-    }
-    fn value(&self, timeline: TimelineId) -> Result<u64> {
-        self.inner.value(timeline)
-    }
-    fn signal(&self, point: Point) -> Result<()> {
-        self.inner.signal(point)
-    }
-    fn wait_any(&self, points: &[Point], wakes: u64, deadline: Instant) -> Result<Waited> {
-        self.inner.wait_any(points, wakes, deadline)
-    }
-    fn wakes(&self) -> u64 {
-        self.inner.wakes()
-    }
-    fn wake(&self) {
-        self.inner.wake();
-    }
+    delegate!(limits counters status create_buffer destroy_buffer watch size read write export import create_timeline);
+    delegate!(destroy_timeline value signal wait_any wakes wake);
     fn destroy_commands(&self, commands: CommandsId) {
         self.kernels.lock().unwrap().remove(&commands);
         self.inner.destroy_commands(commands);

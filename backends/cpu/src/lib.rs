@@ -14,9 +14,11 @@
 //! | `kernels` | the reductions, bit for bit |
 //! | `wire` | how elements lie in memory, and floats of 16 bits |
 //! | `memory` | pages, and the buffers over them |
+//! | `exit` | what is to be done at the process's end |
 
 mod commands;
 mod device;
+mod exit;
 mod faults;
 mod kernels;
 mod memory;
@@ -27,5 +29,6 @@ mod tests;
 mod wire;
 
 pub use device::CpuDevice;
+pub use exit::at_exit;
 pub use faults::{Faults, PathFault};
 pub use options::{Emulation, Mode, Options};
