@@ -1,10 +1,12 @@
-//! The project's own commands: `cargo xtask demo`, `cargo xtask test-matrix`, `cargo xtask vm-test`, `cargo xtask drivers`.
+//! The project's own commands: `cargo xtask demo`, `cargo xtask test-matrix`, `cargo xtask vm-test`, `cargo xtask perf`,
+//! `cargo xtask drivers`.
 //! Nothing but the standard library, so that the first of them answers in seconds.
 
 mod demo;
 mod drivers;
 mod json;
 mod matrix;
+mod perf;
 mod process;
 mod vm;
 mod workspace;
@@ -21,6 +23,13 @@ cargo xtask test-matrix          runs every test, cell by cell: each driver and 
     --jobs N                     so many cells at a time; 2 unless said
 cargo xtask vm-test [STEP...]    real dma-bufs: boots a virtual machine, whose kernel makes them, and runs the tests that
                                  need them (x86-64 hosts with Debian's packages)
+cargo xtask perf --against mpi   all-reduces by us, on a software driver, and by Open MPI, taking turns: ratios, a chart
+    --sizes 4K,64K,1M,16M        of one rank's data
+    --ranks 2,4
+    --backend vulkan,proxy       ours
+    --rounds N                   5 unless said
+    --in-place                   out of place unless said
+    --check                      a bar that is missed is an error
 cargo xtask drivers [NAME...]    unpacks software drivers and layers (llvmpipe and gles unless named) and prints the
                                  environment in which a program finds them
     --list                       names them all
@@ -38,6 +47,7 @@ fn main() -> ExitCode {
         "demo" => no_arguments(rest).and_then(|()| demo::run()),
         "test-matrix" => matrix::run(rest),
         "vm-test" => vm::run(rest),
+        "perf" => perf::run(rest),
         "drivers" => show_drivers(rest),
         "help" | "--help" | "-h" => {
             print!("{USAGE}");

@@ -6,6 +6,7 @@
 //! | `perf` | sweeps, with nccl-tests' flags and columns |
 //! | `plan` | a schedule as text or a picture, without devices |
 //! | `prove` | whether cards can write into each other's memory, each pair in a child process |
+//! | `rounds` | all-reduces as another program asks for them: our side of a comparison |
 //! | `args` | what words mean |
 //! | `kind` | collectives: sizes, bandwidth factors, where data lies |
 //! | `reference` `verify` | what goes in, what must come out, and whether it did |
@@ -21,6 +22,7 @@ mod perf;
 mod plan;
 mod prove;
 mod reference;
+mod rounds;
 mod row;
 mod verify;
 
@@ -46,6 +48,9 @@ enum Command {
     Plan(plan::Plan),
     /// Prove peer access between cards, and keep the result
     Prove(prove::Prove),
+    /// Rounds of all-reduces, as asked for on standard input
+    #[command(hide = true)]
+    Rounds(rounds::Rounds),
 }
 
 impl Command {
@@ -56,6 +61,7 @@ impl Command {
             Command::Perf(perf) => perf.run(),
             Command::Plan(plan) => plan.run().map(|()| 0),
             Command::Prove(prove) => prove.run().map(|()| 0),
+            Command::Rounds(rounds) => rounds.run(),
         }
     }
 }

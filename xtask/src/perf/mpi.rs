@@ -1,0 +1,313 @@
+//! Against Open MPI, on a software driver: every rank of either side is the CPU's.
+//!
+//! Open MPI comes from Debian's packages, unpacked below the target directory. It runs as it does by default and with
+//! `mpi_yield_when_idle`, and the faster of the two counts.
+
+use super::{Options, Turns, chart, median, size, turns::Answer};
+use crate::drivers::{self, Environment, tree::Tree};
+use crate::json::quote;
+use crate::workspace::Workspace;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/perf/mpi.c");
+/// Ours, as asked for; the first is what a caller gets who asks for none.
+const ALGORITHMS: [&str; 3] = ["auto", "one-shot", "two-shot"];
+
+/// Open MPI, unpacked, and the program that calls it.
+struct Mpi {
+    tree: Tree,
+    mpirun: PathBuf,
+    program: PathBuf,
+}
+
+/// A side of the comparison: a program, and what it is asked for beside size and repetitions.
+struct Contender {
+    program: usize,
+    name: String,
+    algorithm: &'static str,
+    backend: Option<String>,
+}
+
+/// What a contender needed at a size, over all rounds: medians, in microseconds.
+struct Row {
+    ranks: u32,
+    bytes: u64,
+    name: String,
+    backend: Option<String>,
+    auto: bool,
+    how: String,
+    whole: f64,
+    own: f64,
+    net: f64,
+    /// Ours only: an empty submit-and-wait.
+    empty: f64,
+    /// Ours only: bytes a second that a plain copy reads and writes.
+    copy: f64,
+    rounds: Vec<f64>,
+}
+
+/// What must hold at a size.
+enum Bar {
+    /// Of Open MPI's time.
+    Share(f64),
+    /// Empty submit-and-waits.
+    Empty(f64),
+}
+
+pub fn run(options: &Options) -> Result<bool, String> {
+    let workspace = Workspace::find()?;
+    println!("Building the command line");
+    let ours = workspace.build_program()?;
+    let environment = drivers::set_up(&[&drivers::LLVMPIPE], &workspace.target)?;
+    let mpi = Mpi::set_up(&workspace.target)?;
+    let mut rows = Vec::new();
+    let mut wrong = 0.0;
+    let mut named = Vec::new();
+    for &ranks in &options.ranks {
+        let (found, bad) = compare(options, ranks, &ours, &environment, &mpi, &mut named)?;
+        rows.extend(found);
+        wrong += bad;
+    }
+    named.sort();
+    named.dedup();
+    println!("\n{}", named.join("\n"));
+    println!("f32, sum, {}; {} rounds", if options.in_place { "in place" } else { "out of place" }, options.rounds);
+    let met = print(options, &rows);
+    let directory = workspace.target.join("perf");
+    std::fs::create_dir_all(&directory).map_err(|e| format!("cannot create {}: {e}", directory.display()))?;
+    for (file, text) in [("mpi.json", json(&rows)), ("mpi.svg", picture(&rows, &named))] {
+        let path = directory.join(file);
+        std::fs::write(&path, text).map_err(|e| format!("cannot write {}: {e}", path.display()))?;
+        println!("{}", path.display());
+    }
+    if wrong > 0.0 {
+        println!("{wrong} elements are wrong");
+    }
+    Ok(wrong == 0.0 && (met || !options.check))
+}
+
+/// All contenders at all sizes, a round at a time.
+fn compare(
+    options: &Options,
+    ranks: u32,
+    ours: &Path,
+    environment: &Environment,
+    mpi: &Mpi,
+    named: &mut Vec<String>,
+) -> Result<(Vec<Row>, f64), String> {
+    let mut programs = Vec::new();
+    let mut contenders = Vec::new();
+    for backend in &options.backends {
+        let mut command = Command::new(ours);
+        command.args(["rounds", "--backend", backend, "-g", &ranks.to_string()]);
+        programs.push(Turns::start(backend, environment.apply(command))?);
+        for algorithm in ALGORITHMS {
+            let name = format!("{backend} {algorithm}");
+            contenders.push(Contender { program: programs.len() - 1, name, algorithm, backend: Some(backend.clone()) });
+        }
+    }
+    for (name, yields) in [("mpi", false), ("mpi, yielding", true)] {
+        programs.push(Turns::start(name, mpi.command(ranks, yields))?);
+        contenders.push(Contender { program: programs.len() - 1, name: name.into(), algorithm: "", backend: None });
+    }
+    named.extend(programs.iter().map(|p| p.greeting.clone()));
+
+    let mut rows = Vec::new();
+    let mut wrong = 0.0;
+    for &bytes in &options.sizes {
+        let place = if options.in_place { "in" } else { "out" };
+        let repetitions = (4_u64 << 20).div_ceil(bytes).clamp(3, 50);
+        let mut answers: Vec<Vec<Answer>> = contenders.iter().map(|_| Vec::new()).collect();
+        for round in 0..options.rounds as usize {
+            // Nobody always follows the same one.
+            for turn in 0..contenders.len() {
+                let number = (turn + round) % contenders.len();
+                let contender = &contenders[number];
+                let request = format!("{bytes} {repetitions} {place} {}", contender.algorithm);
+                let answer = programs[contender.program].ask(request.trim())?;
+                wrong += answer.number("wrong")?;
+                answers[number].push(answer);
+            }
+            eprintln!("{ranks} ranks, {}: round {} of {}", size(bytes), round + 1, options.rounds);
+        }
+        for (contender, answers) in contenders.iter().zip(&answers) {
+            rows.push(Row::new(ranks, bytes, contender, answers)?);
+        }
+    }
+    Ok((rows, wrong))
+}
+
+impl Row {
+    fn new(ranks: u32, bytes: u64, contender: &Contender, answers: &[Answer]) -> Result<Self, String> {
+        let all = |key: &str| answers.iter().map(|a| a.number(key)).collect::<Result<Vec<_>, _>>();
+        let ours = |key: &str| if contender.backend.is_some() { all(key) } else { Ok(Vec::new()) };
+        let rounds = all("net")?;
+        Ok(Row {
+            ranks,
+            bytes,
+            name: contender.name.clone(),
+            backend: contender.backend.clone(),
+            auto: contender.algorithm == ALGORITHMS[0],
+            how: answers.last().map_or(String::new(), |a| a.text("how").into()),
+            whole: median(all("whole")?),
+            own: median(all("own")?),
+            net: median(rounds.iter().copied()),
+            empty: median(ours("empty")?),
+            copy: ours("copy")?.into_iter().fold(f64::NAN, f64::max),
+            rounds,
+        })
+    }
+}
+
+impl Bar {
+    /// What is asked at a size, if anything.
+    fn of(ranks: u32, bytes: u64) -> Option<Bar> {
+        match bytes >> 10 {
+            4 if ranks == 2 => Some(Bar::Empty(3.0)),
+            64 => Some(Bar::Share(1.5)),
+            1024 | 16384 => Some(Bar::Share(0.6)),
+            _ => None,
+        }
+    }
+}
+
+/// The table, and the bars: true if the faster of our backends meets all of them.
+fn print(options: &Options, rows: &[Row]) -> bool {
+    let of = |ranks: u32, bytes: u64| rows.iter().filter(move |r| r.ranks == ranks && r.bytes == bytes);
+    let theirs = |r: &Row| of(r.ranks, r.bytes).filter(|r| r.backend.is_none()).map(|r| r.net).fold(f64::MAX, f64::min);
+    let copy = |r: &Row| of(r.ranks, r.bytes).map(|r| r.copy).fold(f64::NAN, f64::max);
+    // Whatever the algorithm, every rank's input is read and every rank's output written.
+    let bound = |r: &Row| 2e6 * f64::from(r.ranks) * r.bytes as f64 / copy(r);
+    println!(
+        "\nTimes in us, medians. all-reduce: the whole less the dispatches around it. bound: reading every rank's input and \
+         writing every\nrank's output, 2 x ranks x size bytes, at the speed at which all cores together copy as much memory.\n"
+    );
+    println!(
+        "{:>5} {:>8}  {:<22} {:>10} {:>10} {:>10} {:>8} {:>7} {:>8}  how",
+        "ranks", "size", "", "whole", "dispatches", "all-reduce", "of MPI's", "bound", "empty"
+    );
+    for r in rows {
+        let share = |v: f64, digits: usize| if v.is_finite() { format!("{v:.digits$}") } else { "-".into() };
+        println!(
+            "{:>5} {:>8}  {:<22} {:>10.1} {:>10.1} {:>10.1} {:>8} {:>6.1}% {:>8}  {}",
+            r.ranks,
+            size(r.bytes),
+            r.name,
+            r.whole,
+            r.own,
+            r.net,
+            share(r.net / theirs(r), 2),
+            100.0 * bound(r) / r.net,
+            share(r.empty, 1),
+            r.how
+        );
+    }
+    println!();
+    // Of the backends, the one that is the faster over all sizes is ours.
+    let speed = |backend: &String| {
+        let autos = rows.iter().filter(|r| r.auto && r.backend.as_ref() == Some(backend));
+        autos.map(|r| r.net.max(1.0).ln()).sum::<f64>()
+    };
+    let mut all_met = true;
+    let Some(ours) = options.backends.iter().min_by(|a, b| speed(a).total_cmp(&speed(b))) else { return true };
+    for r in rows.iter().filter(|r| r.auto && r.backend.as_ref() == Some(ours)) {
+        let (what, got, most) = match Bar::of(r.ranks, r.bytes) {
+            Some(Bar::Share(most)) => ("of Open MPI's time", r.net / theirs(r), most),
+            Some(Bar::Empty(most)) => ("empty submit-and-waits", r.net / r.empty, most),
+            None => continue,
+        };
+        let met = got <= most;
+        all_met &= met;
+        let verdict = if met { "met" } else { "MISSED" };
+        println!("{:<6} {} ranks, {}, {}: {got:.2} {what}; at most {most}", verdict, r.ranks, size(r.bytes), r.name);
+    }
+    all_met
+}
+
+fn json(rows: &[Row]) -> String {
+    let number = |v: f64| if v.is_finite() { format!("{v:.3}") } else { "null".into() };
+    let row = |r: &Row| {
+        let rounds: Vec<_> = r.rounds.iter().map(|v| number(*v)).collect();
+        format!(
+            "{{\"ranks\":{},\"size\":{},\"name\":{},\"how\":{},\"whole_us\":{},\"dispatches_us\":{},\"all_reduce_us\":{},\
+             \"empty_us\":{},\"copy_bytes_s\":{},\"rounds_us\":[{}]}}",
+            r.ranks,
+            r.bytes,
+            quote(&r.name),
+            quote(&r.how),
+            number(r.whole),
+            number(r.own),
+            number(r.net),
+            number(r.empty),
+            number(r.copy),
+            rounds.join(",")
+        )
+    };
+    format!("{{\"rows\":[\n{}\n]}}\n", rows.iter().map(row).collect::<Vec<_>>().join(",\n"))
+}
+
+/// A panel for each number of ranks, a line for each contender.
+fn picture(rows: &[Row], named: &[String]) -> String {
+    let mut panels: Vec<chart::Panel> = Vec::new();
+    for r in rows {
+        let title = format!("{} ranks: time of an all-reduce, us", r.ranks);
+        let panel = match panels.iter_mut().position(|p| p.title == title) {
+            Some(index) => &mut panels[index],
+            None => {
+                panels.push(chart::Panel { title, lines: Vec::new() });
+                let last = panels.len() - 1;
+                &mut panels[last]
+            }
+        };
+        let point = (r.bytes, r.net);
+        match panel.lines.iter_mut().find(|(name, _)| *name == r.name) {
+            Some((_, points)) => points.push(point),
+            None => panel.lines.push((r.name.clone(), vec![point])),
+        }
+    }
+    chart::draw("all_reduce, sum of f32, against Open MPI", &named.join("; "), &panels)
+}
+
+impl Mpi {
+    fn set_up(target: &Path) -> Result<Self, String> {
+        let directory = target.join("peers");
+        let tree = Tree::open(directory.join("openmpi"))?;
+        // Of the development package the headers will do: what it depends on is compilers.
+        tree.provide("openmpi", &["openmpi-bin"])
+            .and_then(|()| tree.provide_alone("headers", &["libopenmpi-dev"]))
+            .map_err(|e| format!("Open MPI could not be unpacked from openmpi-bin and libopenmpi-dev: {e}"))?;
+        let program = directory.join("mpi_all_reduce");
+        let library = tree.library("libmpi.so.40")?;
+        let include = tree.library("openmpi/include")?;
+        let mut cc = Command::new("cc");
+        cc.args(["-O2", "-march=native", "-Wall", "-o"]).arg(&program).arg(SOURCE).arg("-I").arg(include).arg(library);
+        // The libraries that it needs in turn are found when it runs.
+        cc.arg("-Wl,--allow-shlib-undefined");
+        let output = cc.output().map_err(|e| format!("a C compiler is needed, and `cc` cannot be run: {e}"))?;
+        if !output.status.success() {
+            return Err(format!("cc failed on {SOURCE}: {}", String::from_utf8_lossy(&output.stderr)));
+        }
+        Ok(Mpi { mpirun: tree.installed("usr/bin/mpirun.openmpi")?, tree, program })
+    }
+
+    /// `ranks` processes that talk through shared memory.
+    fn command(&self, ranks: u32, yields: bool) -> Command {
+        let mut command = Command::new(&self.mpirun);
+        command.args(["--oversubscribe", "--mca", "pml", "ob1", "--mca", "btl", "self,vader"]);
+        if yields {
+            command.args(["--mca", "mpi_yield_when_idle", "1"]);
+        }
+        command.args(["-n", &ranks.to_string()]).arg(&self.program);
+        let mut environment = Environment::default();
+        environment.search_libraries(&self.tree.library_directories());
+        let mut command = environment.apply(command);
+        if let Ok(prefix) = self.tree.installed("usr") {
+            command.env("OPAL_PREFIX", prefix);
+        }
+        command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        // Compression is for launching on many machines, and its library was not unpacked.
+        command.env("PMIX_MCA_pcompress_base_silence_warning", "1");
+        command
+    }
+}
