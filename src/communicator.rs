@@ -32,6 +32,7 @@ struct Settings {
     algorithm: Option<Algorithm>,
     deadline: Duration,
     clock: Clock,
+    grow_only: bool,
 }
 
 /// One of the communicators that [`Communicator::split`] makes.
@@ -55,6 +56,7 @@ pub struct Builder {
     clock: Clock,
     trace: Option<Arc<Trace>>,
     skip_wait: Option<u64>,
+    grow_only: bool,
 }
 
 impl Builder {
@@ -107,6 +109,12 @@ impl Builder {
         self.skip_wait = Some(number);
         self
     }
+    /// Staging of one pool that only grows and is never given back, to compare the usual policy with.
+    #[doc(hidden)]
+    pub fn grow_only_staging(mut self, grow_only: bool) -> Self {
+        self.grow_only = grow_only;
+        self
+    }
     /// Finds, proves and measures how the ranks reach each other, and starts their relay. The environment variables
     /// `ALLHANDS_PATH` and `ALLHANDS_SYNC` force a choice where the builder does not.
     pub fn build(self) -> Result<Communicator> {
@@ -125,7 +133,7 @@ impl Builder {
         };
         let found = link::find(&devices, forced, &self.clock)?;
         let deadline = self.deadline.unwrap_or(DEADLINE);
-        let settings = Settings { algorithm: self.algorithm, deadline, clock: self.clock };
+        let settings = Settings { algorithm: self.algorithm, deadline, clock: self.clock, grow_only: self.grow_only };
         Communicator::over(devices, found, settings, self.trace, self.skip_wait)
     }
 }
@@ -232,7 +240,13 @@ impl Communicator {
                 trace: trace.clone(),
                 skip_wait,
             };
-            match Scheduled::new(setup).and_then(|engine| engine.warm().map(|()| engine)) {
+            let warm = |engine: Scheduled| {
+                if settings.grow_only {
+                    engine.only_grow();
+                }
+                engine.warm().map(|()| engine)
+            };
+            match Scheduled::new(setup).and_then(warm) {
                 Ok(engine) => break engine,
                 Err(error) if link::demote(&mut found.links, &error) => log::warn!("{error}; the next path is taken"),
                 Err(error) => return Err(error),

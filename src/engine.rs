@@ -148,6 +148,10 @@ impl Scheduled {
         }
         Ok(())
     }
+    /// Sees to it that staging is never given back.
+    pub fn only_grow(&self) {
+        self.lock().staging.only_grow();
+    }
     /// Bytes in the pools.
     pub fn staging_bytes(&self) -> u64 {
         self.lock().staging.bytes()

@@ -34,6 +34,7 @@ pub(crate) struct Staging {
     short: Option<Arc<Pool>>,
     long: Option<Arc<Pool>>,
     unused: u32,
+    grow_only: bool,
 }
 
 /// One turn at a pool: call k has bank k mod B. Dropped, it was never taken; [`Turn::take`] makes it count.
@@ -54,9 +55,13 @@ impl Turn {
 }
 
 impl Staging {
+    /// From now on one pool that only grows serves every call: the policy that ours is compared with.
+    pub fn only_grow(&mut self) {
+        self.grow_only = true;
+    }
     /// Room for one call. A failure leaves the pools as they were.
     pub fn turn(&mut self, devices: &Devices, links: &Links, needs: &Needs, trace: Option<&Trace>) -> Result<Turn> {
-        let is_short = needs.values().all(|bytes| *bytes <= SHORT);
+        let is_short = !self.grow_only && needs.values().all(|bytes| *bytes <= SHORT);
         let (place, banks) = if is_short { (&mut self.short, SHORT_BANKS) } else { (&mut self.long, LONG_BANKS) };
         let pool = match place {
             Some(pool) if pool.holds(needs) => pool.clone(),

@@ -30,6 +30,8 @@ cargo xtask perf --against mpi   all-reduces by us, on a software driver, and by
     --rounds N                   5 unless said
     --in-place                   out of place unless said
     --check                      a bar that is missed is an error
+cargo xtask perf --staging       what a long message leaves behind for the short ones after it; takes the arguments of
+                                 `allhands staging` (--help shows them)
 cargo xtask drivers [NAME...]    unpacks software drivers and layers (llvmpipe and gles unless named) and prints the
                                  environment in which a program finds them
     --list                       names them all

@@ -9,6 +9,8 @@ mod turns;
 
 pub use turns::Turns;
 
+use crate::workspace::Workspace;
+use std::process::Command;
 use std::str::FromStr;
 
 /// What the command line says.
@@ -26,6 +28,9 @@ pub struct Options {
 
 /// Runs the comparison; false if a result was wrong, or a bar was missed that was to be met.
 pub fn run(arguments: &[String]) -> Result<bool, String> {
+    if let Some((_, rest)) = arguments.split_first().filter(|(first, _)| *first == "--staging") {
+        return staging(rest);
+    }
     let mut options = Options {
         sizes: vec![4 << 10, 64 << 10, 1 << 20, 16 << 20],
         ranks: vec![2, 4],
@@ -52,8 +57,15 @@ pub fn run(arguments: &[String]) -> Result<bool, String> {
     match peer {
         Some("mpi") => mpi::run(&options),
         Some(other) => Err(format!("there is no comparison with `{other}`; there is one with mpi")),
-        None => Err("say against what: --against mpi".into()),
+        None => Err("say what to measure: --against mpi, or --staging".into()),
     }
+}
+
+/// What long messages leave behind for short ones: `allhands staging`, which needs no peer.
+fn staging(arguments: &[String]) -> Result<bool, String> {
+    let program = Workspace::find()?.build_program()?;
+    let status = Command::new(&program).arg("staging").args(arguments).status();
+    Ok(status.map_err(|e| format!("{} could not be started: {e}", program.display()))?.success())
 }
 
 fn list<T: FromStr<Err: std::fmt::Display>>(text: &str) -> Result<Vec<T>, String> {

@@ -83,6 +83,8 @@ pub struct Counters {
     pub prepares: u64,
     /// Bytes of buffers that are alive.
     pub allocated: u64,
+    /// Buffers made and imported, where the device counts them.
+    pub buffers: u64,
     /// Calls into the driver, where the device counts them.
     pub driver_calls: u64,
 }

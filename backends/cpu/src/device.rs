@@ -102,6 +102,11 @@ impl CpuDevice {
         }
         Ok(buffer)
     }
+    fn add(&self, buffer: Buffer) -> Result<BufferId> {
+        let id = self.state()?.buffers.insert(self.id(), Arc::new(buffer));
+        self.queue.counts.buffers.fetch_add(1, Relaxed);
+        Ok(id)
+    }
     fn pages(&self, size: u64) -> Result<Pages> {
         Pages::new(size, &self.queue.counts.allocated).ok_or(Error::OutOfMemory { device: self.id(), bytes: size })
     }
@@ -149,6 +154,7 @@ impl Device for CpuDevice {
             copies: c.copies.load(Relaxed),
             prepares: c.prepares.load(Relaxed),
             allocated: c.allocated.load(Relaxed),
+            buffers: c.buffers.load(Relaxed),
             ..Counters::default()
         }
     }
@@ -175,8 +181,7 @@ impl Device for CpuDevice {
                 instead: "copy through Upload and Download memory",
             });
         }
-        let buffer = Arc::new(Buffer::new(self.pages(desc.size)?, desc.memory, desc.exportable));
-        Ok(self.state()?.buffers.insert(self.id(), buffer))
+        self.add(Buffer::new(self.pages(desc.size)?, desc.memory, desc.exportable))
     }
     fn destroy_buffer(&self, buffer: BufferId) {
         if self.take(|s| &mut s.buffers, buffer).is_some() {
@@ -241,8 +246,7 @@ impl Device for CpuDevice {
             PathFault::Zeros => Buffer::import_zeros(self.pages(memory.size)?),
             _ => Buffer::import(region.clone(), &self.queue.counts.resident),
         };
-        let buffer = Arc::new(buffer);
-        Ok(self.state()?.buffers.insert(self.id(), buffer))
+        self.add(buffer)
     }
 
     fn create_timeline(&self, shareable: bool) -> Result<TimelineId> {

@@ -83,6 +83,7 @@ pub(crate) struct Counts {
     pub dispatches: AtomicU64,
     pub copies: AtomicU64,
     pub prepares: AtomicU64,
+    pub buffers: AtomicU64,
     pub allocated: Arc<AtomicU64>,
     /// Bytes of imported buffers that are alive.
     pub resident: Arc<AtomicU64>,

@@ -277,6 +277,7 @@ impl Device for VulkanDevice {
             prepares: load(&self.prepares),
             allocated: load(&self.gpu.allocated),
             driver_calls: load(&self.gpu.calls),
+            ..Counters::default()
         }
     }
     fn status(&self) -> Result<()> {

@@ -7,6 +7,7 @@
 //! | `plan` | a schedule as text or a picture, without devices |
 //! | `prove` | whether cards can write into each other's memory, each pair in a child process |
 //! | `rounds` | all-reduces as another program asks for them: our side of a comparison |
+//! | `staging` | what long messages leave behind for short ones |
 //! | `args` | what words mean |
 //! | `kind` | collectives: sizes, bandwidth factors, where data lies |
 //! | `reference` `verify` | what goes in, what must come out, and whether it did |
@@ -24,6 +25,7 @@ mod prove;
 mod reference;
 mod rounds;
 mod row;
+mod staging;
 mod verify;
 
 use clap::error::ErrorKind;
@@ -51,6 +53,9 @@ enum Command {
     /// Rounds of all-reduces, as asked for on standard input
     #[command(hide = true)]
     Rounds(rounds::Rounds),
+    /// What long messages leave behind for short ones
+    #[command(hide = true)]
+    Staging(staging::Staging),
 }
 
 impl Command {
@@ -62,6 +67,7 @@ impl Command {
             Command::Plan(plan) => plan.run().map(|()| 0),
             Command::Prove(prove) => prove.run().map(|()| 0),
             Command::Rounds(rounds) => rounds.run(),
+            Command::Staging(staging) => staging.run().map(|()| 0),
         }
     }
 }
