@@ -28,8 +28,12 @@ cargo xtask perf --against mpi   all-reduces by us, on a software driver, and by
     --ranks 2,4
     --backend vulkan,proxy       ours
     --rounds N                   5 unless said
+    --program target/debug/allhands  ours, built already
     --in-place                   out of place unless said
     --check                      a bar that is missed is an error
+cargo xtask perf --against nccl  the same by NCCL, on all NVIDIA GPUs of a machine that has CUDA, with peer access and without
+    --sizes, --rounds, --program as above
+    --devices vulkan:0,vulkan:1  ours
 cargo xtask perf --staging       what a long message leaves behind for the short ones after it; takes the arguments of
                                  `allhands staging` (--help shows them)
 cargo xtask drivers [NAME...]    unpacks software drivers and layers (llvmpipe and gles unless named) and prints the

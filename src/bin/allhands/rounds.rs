@@ -1,17 +1,19 @@
 //! `allhands rounds`: our side of a comparison with another library. Each line on standard input asks for one round of
-//! all-reduces, `BYTES REPETITIONS in|out ALGORITHM`, and gets one line of results; between rounds nothing runs, so that
+//! all-reduces, `BYTES REPETITIONS in|out ALGORITHM [alone]`, and gets one line of results; between rounds nothing runs, so that
 //! another program can take turns with this one.
 //!
 //! A repetition is an application's: on every rank's queue a dispatch writes the input, the all-reduce follows, a
 //! dispatch reads the output, ordered by timelines alone. The same two dispatches without the all-reduce are timed too.
+//! `alone`: calls without anything around them, each waited for, and then one after the other.
 use crate::{
     Failure,
-    args::{self, Auto, Backend},
+    args::{self, Auto, Backend, List},
     say,
 };
 use allhands::{
     Algorithm, Buffer, Collective, Communicator, DataType, Device, Part, Pending, ReduceOp,
     contract::{CommandsId, Kernel, Op, Point, Range, Submission, Waited},
+    devices::DeviceName,
 };
 use std::{
     collections::BTreeMap,
@@ -24,8 +26,11 @@ use std::{
 #[derive(clap::Args, Debug)]
 pub struct Rounds {
     /// Whose first device all ranks are on
-    #[arg(long, value_enum)]
+    #[arg(long, value_enum, default_value = "auto")]
     backend: Backend,
+    /// Devices that ranks go round, instead
+    #[arg(long, value_parser = args::list::<DeviceName>)]
+    devices: Option<List<DeviceName>>,
     /// How many ranks
     #[arg(short = 'g', long)]
     ranks: usize,
@@ -37,6 +42,7 @@ struct Request {
     repetitions: u32,
     in_place: bool,
     algorithm: Option<Algorithm>,
+    alone: bool,
 }
 
 /// A rank, and the timeline that its own dispatches signal.
@@ -71,8 +77,11 @@ const COPIED: usize = 32 << 20;
 
 impl Rounds {
     pub fn run(&self) -> Result<u64, Failure> {
-        let names = self.backend.devices()?;
-        let opened = args::open(&names[..1], self.ranks)?;
+        let names = match &self.devices {
+            Some(List(names)) => names.clone(),
+            None => self.backend.devices()?.into_iter().take(1).collect(),
+        };
+        let opened = args::open(&names, self.ranks)?;
         let comm = opened.iter().fold(Communicator::builder(), |b, d| b.rank(d.clone())).build()?;
         let mut ranks = Vec::new();
         for device in opened {
@@ -90,6 +99,7 @@ impl Rounds {
                 Some(table) => table,
                 None => Table::new(&ranks, &request)?,
             };
+            let round = if request.alone { alone } else { around };
             wrong += round(&comm, &mut ranks, &table, &request)?;
             tables.insert((request.bytes, request.in_place), table);
         }
@@ -100,22 +110,30 @@ impl Rounds {
 impl Request {
     fn parse(line: &str) -> Result<Self, Failure> {
         let usage = |why: String| Failure::Usage(format!("{line:?} asks for no round: {why}"));
-        let [bytes, repetitions, place, algorithm] = line.split_whitespace().collect::<Vec<_>>()[..] else {
-            return Err(usage("right is BYTES REPETITIONS in|out ALGORITHM".into()));
-        };
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let (&[bytes, repetitions, place, algorithm], rest) = words
+            .split_first_chunk()
+            .ok_or_else(|| usage("right is BYTES REPETITIONS in|out ALGORITHM [alone]".into()))?;
         let repetitions: u32 = repetitions.parse().map_err(|e| usage(format!("{repetitions}: {e}")))?;
+        let alone = rest == ["alone"];
+        if !["in", "out"].contains(&place) || alone && place == "in" {
+            return Err(usage(
+                "calls are made `in` or `out` of place; alone only out, so that sums stay what they are".into(),
+            ));
+        }
         let Auto(algorithm) = args::auto(algorithm).map_err(usage)?;
         Ok(Request {
             bytes: args::size(bytes).map_err(usage)?.next_multiple_of(4).max(4),
             repetitions: repetitions.max(1),
             in_place: place == "in",
             algorithm,
+            alone,
         })
     }
 }
 
-/// Runs one, prints its line, and gives the number of wrong elements.
-fn round(comm: &Communicator, ranks: &mut [Rank], table: &Table, request: &Request) -> Result<u64, Failure> {
+/// Runs a round, prints its line, and gives the number of wrong elements.
+fn around(comm: &Communicator, ranks: &mut [Rank], table: &Table, request: &Request) -> Result<u64, Failure> {
     let mut times = [const { Vec::new() }; 4];
     let (mut wrong, mut report) = (0, None);
     // The first repetition of each warms up.
@@ -138,6 +156,35 @@ fn round(comm: &Communicator, ranks: &mut [Rank], table: &Table, request: &Reque
     say(format_args!(
         "whole={whole:.3} own={own:.3} net={net:.3} empty={empty:.3} copy={copy:.0} wrong={wrong} how={how}"
     ))?;
+    Ok(wrong)
+}
+
+/// The same for calls with nothing around them.
+fn alone(comm: &Communicator, ranks: &mut [Rank], table: &Table, request: &Request) -> Result<u64, Failure> {
+    let call = || {
+        let parts = table.seats.iter().map(|s| Part::new(s.input.span(), s.output.as_ref().unwrap_or(&s.input).span()));
+        comm.call(Collective::AllReduce, Some(ReduceOp::Sum), parts).algorithm(request.algorithm).start()
+    };
+    let mut wrong = 0;
+    let mut calls = Vec::new();
+    repeat(ranks, table, 0, None)?; // writes the inputs
+    for repetition in 0..=request.repetitions {
+        let start = Instant::now();
+        call()?.wait()?;
+        if repetition > 0 {
+            calls.push(since(start));
+        }
+    }
+    repeat(ranks, table, 0, None)?; // reads the outputs
+    wrong += table.wrong(0)?;
+    repeat(ranks, table, 1, None)?;
+    let start = Instant::now();
+    let train = (0..request.repetitions).map(|_| call()).collect::<allhands::Result<Vec<_>>>()?;
+    train.iter().try_for_each(Pending::wait)?;
+    let train = since(start) / f64::from(request.repetitions);
+    repeat(ranks, table, 1, None)?;
+    wrong += table.wrong(1)?;
+    say(format_args!("call={:.3} train={train:.3} wrong={wrong}", median(calls)))?;
     Ok(wrong)
 }
 

@@ -10,6 +10,20 @@ pub struct Panel {
     pub lines: Vec<(String, Vec<(u64, f64)>)>,
 }
 
+impl Panel {
+    /// Of points: the line each is on, its size and its time.
+    pub fn new<'a>(title: &str, points: impl Iterator<Item = (&'a str, u64, f64)>) -> Self {
+        let mut lines: Vec<(String, Vec<(u64, f64)>)> = Vec::new();
+        for (name, size, time) in points {
+            match lines.iter_mut().find(|line| line.0 == name) {
+                Some((_, points)) => points.push((size, time)),
+                None => lines.push((name.into(), vec![(size, time)])),
+            }
+        }
+        Panel { title: title.into(), lines }
+    }
+}
+
 const WIDTH: f64 = 460.0;
 const HEIGHT: f64 = 300.0;
 const TOP: f64 = 90.0;

@@ -3,14 +3,12 @@
 //! Open MPI comes from Debian's packages, unpacked below the target directory. It runs as it does by default and with
 //! `mpi_yield_when_idle`, and the faster of the two counts.
 
-use super::{Options, Turns, chart, median, size, turns::Answer};
+use super::{Options, Turns, chart, compile, median, size, turns::Answer, write};
 use crate::drivers::{self, Environment, tree::Tree};
 use crate::json::quote;
-use crate::workspace::Workspace;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/perf/mpi.c");
 /// Ours, as asked for; the first is what a caller gets who asks for none.
 const ALGORITHMS: [&str; 3] = ["auto", "one-shot", "two-shot"];
 
@@ -56,11 +54,9 @@ enum Bar {
 }
 
 pub fn run(options: &Options) -> Result<bool, String> {
-    let workspace = Workspace::find()?;
-    println!("Building the command line");
-    let ours = workspace.build_program()?;
-    let environment = drivers::set_up(&[&drivers::LLVMPIPE], &workspace.target)?;
-    let mpi = Mpi::set_up(&workspace.target)?;
+    let (target, ours) = super::ours(options)?;
+    let environment = drivers::set_up(&[&drivers::LLVMPIPE], &target)?;
+    let mpi = Mpi::set_up(&target)?;
     let mut rows = Vec::new();
     let mut wrong = 0.0;
     let mut named = Vec::new();
@@ -74,13 +70,7 @@ pub fn run(options: &Options) -> Result<bool, String> {
     println!("\n{}", named.join("\n"));
     println!("f32, sum, {}; {} rounds", if options.in_place { "in place" } else { "out of place" }, options.rounds);
     let met = print(options, &rows);
-    let directory = workspace.target.join("perf");
-    std::fs::create_dir_all(&directory).map_err(|e| format!("cannot create {}: {e}", directory.display()))?;
-    for (file, text) in [("mpi.json", json(&rows)), ("mpi.svg", picture(&rows, &named))] {
-        let path = directory.join(file);
-        std::fs::write(&path, text).map_err(|e| format!("cannot write {}: {e}", path.display()))?;
-        println!("{}", path.display());
-    }
+    write(&target, "mpi", &json(&rows), &picture(&rows, &named))?;
     if wrong > 0.0 {
         println!("{wrong} elements are wrong");
     }
@@ -115,7 +105,7 @@ fn compare(
 
     let mut rows = Vec::new();
     let mut wrong = 0.0;
-    for &bytes in &options.sizes {
+    for &bytes in options.sizes.as_deref().unwrap_or(&[4 << 10, 64 << 10, 1 << 20, 16 << 20]) {
         let place = if options.in_place { "in" } else { "out" };
         let repetitions = (4_u64 << 20).div_ceil(bytes).clamp(3, 50);
         let mut answers: Vec<Vec<Answer>> = contenders.iter().map(|_| Vec::new()).collect();
@@ -249,45 +239,33 @@ fn json(rows: &[Row]) -> String {
 
 /// A panel for each number of ranks, a line for each contender.
 fn picture(rows: &[Row], named: &[String]) -> String {
-    let mut panels: Vec<chart::Panel> = Vec::new();
-    for r in rows {
-        let title = format!("{} ranks: time of an all-reduce, us", r.ranks);
-        let panel = match panels.iter_mut().position(|p| p.title == title) {
-            Some(index) => &mut panels[index],
-            None => {
-                panels.push(chart::Panel { title, lines: Vec::new() });
-                let last = panels.len() - 1;
-                &mut panels[last]
-            }
-        };
-        let point = (r.bytes, r.net);
-        match panel.lines.iter_mut().find(|(name, _)| *name == r.name) {
-            Some((_, points)) => points.push(point),
-            None => panel.lines.push((r.name.clone(), vec![point])),
-        }
-    }
+    let mut ranks: Vec<u32> = rows.iter().map(|r| r.ranks).collect();
+    ranks.dedup();
+    let panel = |ranks: &u32| {
+        let points = rows.iter().filter(|r| r.ranks == *ranks).map(|r| (r.name.as_str(), r.bytes, r.net));
+        chart::Panel::new(&format!("{ranks} ranks: time of an all-reduce, us"), points)
+    };
+    let panels: Vec<_> = ranks.iter().map(panel).collect();
     chart::draw("all_reduce, sum of f32, against Open MPI", &named.join("; "), &panels)
 }
 
 impl Mpi {
     fn set_up(target: &Path) -> Result<Self, String> {
-        let directory = target.join("peers");
-        let tree = Tree::open(directory.join("openmpi"))?;
+        let tree = Tree::open(target.join("peers/openmpi"))?;
         // Of the development package the headers will do: what it depends on is compilers.
         tree.provide("openmpi", &["openmpi-bin"])
             .and_then(|()| tree.provide_alone("headers", &["libopenmpi-dev"]))
             .map_err(|e| format!("Open MPI could not be unpacked from openmpi-bin and libopenmpi-dev: {e}"))?;
-        let program = directory.join("mpi_all_reduce");
-        let library = tree.library("libmpi.so.40")?;
         let include = tree.library("openmpi/include")?;
-        let mut cc = Command::new("cc");
-        cc.args(["-O2", "-march=native", "-Wall", "-o"]).arg(&program).arg(SOURCE).arg("-I").arg(include).arg(library);
-        // The libraries that it needs in turn are found when it runs.
-        cc.arg("-Wl,--allow-shlib-undefined");
-        let output = cc.output().map_err(|e| format!("a C compiler is needed, and `cc` cannot be run: {e}"))?;
-        if !output.status.success() {
-            return Err(format!("cc failed on {SOURCE}: {}", String::from_utf8_lossy(&output.stderr)));
-        }
+        let arguments = [
+            "-march=native".into(),
+            "-I".into(),
+            include.into(),
+            tree.library("libmpi.so.40")?.into(),
+            // The libraries that it needs in turn are found when it runs.
+            "-Wl,--allow-shlib-undefined".into(),
+        ];
+        let program = compile("cc", target, "mpi_all_reduce.c", include_str!("mpi.c"), &arguments)?;
         Ok(Mpi { mpirun: tree.installed("usr/bin/mpirun.openmpi")?, tree, program })
     }
 

@@ -12,7 +12,8 @@ const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The program, running.
 pub struct Turns {
-    name: String,
+    /// What messages and tables call it.
+    pub name: String,
     child: Child,
     input: Option<ChildStdin>,
     lines: Receiver<String>,
