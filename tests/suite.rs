@@ -135,6 +135,7 @@ fn long_messages_go_in_chunks() {
         ];
         for (collective, count) in collectives {
             let op = collective.reduces().then_some(ReduceOp::Sum);
+            let mut want = None;
             for &algorithm in algorithms(&collective) {
                 for in_place in [false, true] {
                     let shape = Shape { collective: collective.clone(), ranks: n, count, in_place };
@@ -146,7 +147,8 @@ fn long_messages_go_in_chunks() {
                     // Host workers pass over the callers' memory in one piece.
                     let report = pending.report();
                     assert_eq!(report.chunks > 1, report.path != "direct", "{shape:?}: {report:?}");
-                    bench.verify().unwrap_or_else(|e| panic!("{shape:?} by {algorithm}: {e}"));
+                    let want = want.get_or_insert_with(|| bench.expected());
+                    bench.verify_against(want).unwrap_or_else(|e| panic!("{shape:?} by {algorithm}: {e}"));
                 }
             }
         }
@@ -162,12 +164,16 @@ fn the_same_bits_by_every_exact_algorithm() {
         let comm = builder(&devices).build().unwrap();
         for op in ReduceOp::ALL {
             for count in [5, 1_000, 140_001] {
+                let mut want = None;
                 for algorithm in [None, Some(Algorithm::OneShot), Some(Algorithm::TwoShot), Some(Algorithm::Host)] {
                     let shape = Shape { collective: Collective::AllReduce, ranks: n, count, in_place: count == 5 };
                     let bench = Bench::new(&devices, &shape, DataType::F32, Some(op), |r, i| hard_float(r, i, 3));
                     let call = comm.call(Collective::AllReduce, Some(op), bench.parts()).algorithm(algorithm);
                     call.start().unwrap().wait().unwrap();
-                    bench.verify().unwrap_or_else(|e| panic!("{op} of {count} by {algorithm:?} over {n}: {e}"));
+                    let want = want.get_or_insert_with(|| bench.expected());
+                    bench
+                        .verify_against(want)
+                        .unwrap_or_else(|e| panic!("{op} of {count} by {algorithm:?} over {n}: {e}"));
                 }
             }
         }

@@ -136,12 +136,11 @@ pub struct How {
 }
 
 /// The fold of one element of each rank, by the crate's rules.
-pub fn fold(dtype: DataType, op: ReduceOp, values: impl Iterator<Item = u64>, how: &How) -> u64 {
-    let values: Vec<u64> = values.collect();
+pub fn fold(dtype: DataType, op: ReduceOp, values: &[u64], how: &How) -> u64 {
     let n = values.len();
-    let present = values.into_iter().enumerate().filter(|(r, _)| how.absent.get(*r) != Some(&true));
+    let present = values.iter().copied().enumerate().filter(|(r, _)| how.absent.get(*r) != Some(&true));
     if !dtype.is_float() {
-        return integers(dtype, op, present.map(|(_, v)| v).collect(), n);
+        return integers(dtype, op, present.map(|(_, v)| v), n);
     }
     // The accumulator is an f32, in which the operations of two f32 in f64 are rounded right.
     let round = |x: f64| if dtype == DataType::F64 { x } else { f64::from(x as f32) };
@@ -181,10 +180,10 @@ pub fn fold(dtype: DataType, op: ReduceOp, values: impl Iterator<Item = u64>, ho
     encode(dtype, how.wire.map_or(result, |wire| through(wire, result)))
 }
 
-fn integers(dtype: DataType, op: ReduceOp, values: Vec<u64>, n: usize) -> u64 {
+fn integers(dtype: DataType, op: ReduceOp, values: impl Iterator<Item = u64>, n: usize) -> u64 {
     let shift = 64 - dtype.size() * 8;
     if matches!(dtype, DataType::I8 | DataType::I32 | DataType::I64) {
-        let ints = values.into_iter().map(|v| ((v << shift) as i64) >> shift);
+        let ints = values.map(|v| ((v << shift) as i64) >> shift);
         let (least, greatest) = (i64::MIN >> shift, i64::MAX >> shift);
         (match op {
             ReduceOp::Sum => ints.fold(0, i64::wrapping_add),
@@ -196,11 +195,11 @@ fn integers(dtype: DataType, op: ReduceOp, values: Vec<u64>, n: usize) -> u64 {
             & mask(dtype)
     } else {
         (match op {
-            ReduceOp::Sum => values.into_iter().fold(0, u64::wrapping_add),
-            ReduceOp::Product => values.into_iter().fold(1, u64::wrapping_mul),
-            ReduceOp::Min => values.into_iter().min().unwrap_or(mask(dtype)),
-            ReduceOp::Max => values.into_iter().max().unwrap_or(0),
-            ReduceOp::Average => values.into_iter().fold(0, u64::wrapping_add) / n as u64,
+            ReduceOp::Sum => values.fold(0, u64::wrapping_add),
+            ReduceOp::Product => values.fold(1, u64::wrapping_mul),
+            ReduceOp::Min => values.min().unwrap_or(mask(dtype)),
+            ReduceOp::Max => values.max().unwrap_or(0),
+            ReduceOp::Average => values.fold(0, u64::wrapping_add) / n as u64,
         }) & mask(dtype)
     }
 }
@@ -208,9 +207,17 @@ fn integers(dtype: DataType, op: ReduceOp, values: Vec<u64>, n: usize) -> u64 {
 /// What each rank must have, from what each gave: the definition of each collective.
 pub fn expected(shape: &Shape, dtype: DataType, op: Option<ReduceOp>, inputs: &[Vec<u64>], how: &How) -> Vec<Vec<u64>> {
     let (n, c) = (shape.ranks as usize, shape.count as usize);
-    let reduce = |start: usize, len: usize| -> Vec<u64> {
-        (start..start + len).map(|i| fold(dtype, op.unwrap(), inputs.iter().map(move |v| v[i]), how)).collect()
+    let mut column = vec![0; n];
+    let mut reduce = |start: usize, len: usize| -> Vec<u64> {
+        let mut one = |i: usize| {
+            column.iter_mut().zip(inputs).for_each(|(x, v)| *x = v[i]);
+            fold(dtype, op.unwrap(), &column, how)
+        };
+        (start..start + len).map(&mut one).collect()
     };
+    if shape.collective == Collective::AllReduce {
+        return vec![reduce(0, c); n];
+    }
     let crossed: Vec<Vec<u64>>;
     let mut inputs = inputs;
     if let (None, Some(wire)) = (op, how.wire) {
@@ -221,13 +228,14 @@ pub fn expected(shape: &Shape, dtype: DataType, op: Option<ReduceOp>, inputs: &[
     let gathered = || inputs.concat();
     (0..n)
         .map(|r| match &shape.collective {
-            Collective::AllReduce => reduce(0, c),
             Collective::ReduceScatter => reduce(r * c, c),
             Collective::AllGather => gathered(),
             Collective::Broadcast { root } => inputs[*root as usize].clone(),
             Collective::Reduce { root } if *root as usize == r => reduce(0, c),
             Collective::Gather { root } if *root as usize == r => gathered(),
-            Collective::Reduce { .. } | Collective::Gather { .. } | Collective::Barrier => Vec::new(),
+            Collective::AllReduce | Collective::Reduce { .. } | Collective::Gather { .. } | Collective::Barrier => {
+                Vec::new()
+            }
             Collective::Scatter { root } => inputs[*root as usize][r * c..][..c].to_vec(),
             Collective::AllToAll => inputs.iter().flat_map(|v| &v[r * c..][..c]).copied().collect(),
             Collective::SendRecv(list) => {
@@ -357,7 +365,14 @@ impl Bench {
     }
     /// The outputs are what the definition says, the guards are unharmed, and inputs of their own are as they were.
     pub fn verify(&self) -> Result<(), String> {
-        let want = expected(&self.shape, self.dtype, self.op, &self.inputs, &self.how);
+        self.verify_against(&self.expected())
+    }
+    /// What the definition says.
+    pub fn expected(&self) -> Vec<Vec<u64>> {
+        expected(&self.shape, self.dtype, self.op, &self.inputs, &self.how)
+    }
+    /// The same as `verify`, where the definition was asked already.
+    pub fn verify_against(&self, want: &[Vec<u64>]) -> Result<(), String> {
         for (r, want) in want.iter().enumerate() {
             let got = self.output(r)?;
             if let Some(i) = (0..want.len()).find(|&i| got[i] != want[i]) {

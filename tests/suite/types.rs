@@ -19,10 +19,13 @@ fn traced(devices: &[Arc<dyn Device>]) -> (Communicator, Arc<Trace>) {
 }
 
 fn run(comm: &Communicator, bench: &Bench, algorithm: Option<Algorithm>) {
+    run_against(comm, bench, algorithm, &bench.expected());
+}
+fn run_against(comm: &Communicator, bench: &Bench, algorithm: Option<Algorithm>, want: &[Vec<u64>]) {
     let call = comm.call(bench.shape.collective.clone(), bench.op, bench.parts()).algorithm(algorithm);
     let what = || format!("{:?} {} {:?} {:?} by {algorithm:?}", bench.shape, bench.dtype, bench.op, bench.how);
     call.wire(bench.how.wire).start().unwrap_or_else(|e| panic!("{}: {e}", what())).wait().unwrap();
-    bench.verify().unwrap_or_else(|e| panic!("{}: {e}", what()));
+    bench.verify_against(want).unwrap_or_else(|e| panic!("{}: {e}", what()));
 }
 
 fn all_reduce(ranks: usize, count: u64, in_place: bool) -> Shape {
@@ -44,11 +47,12 @@ fn every_float_has_the_same_bits_by_every_exact_algorithm() {
                     {
                         continue;
                     }
-                    let mut first: Option<Vec<Vec<u64>>> = None;
+                    let (mut first, mut want) = (None::<Vec<Vec<u64>>>, None);
                     for (a, algorithm) in EXACT.into_iter().enumerate() {
                         let shape = all_reduce(n, count, (k + a) % 2 == 0);
                         let bench = Bench::new(&devices, &shape, dtype, Some(op), |r, i| hard(dtype, r, i, 7));
-                        run(&comm, &bench, Some(algorithm));
+                        let want = want.get_or_insert_with(|| bench.expected());
+                        run_against(&comm, &bench, Some(algorithm), want);
                         let outputs = bench.outputs();
                         assert!(outputs.iter().all(|o| *o == outputs[0]), "{dtype} {op}: ranks differ");
                         assert_eq!(first.get_or_insert_with(|| outputs.clone()), &outputs, "{dtype} {op} {algorithm}");
@@ -56,7 +60,7 @@ fn every_float_has_the_same_bits_by_every_exact_algorithm() {
                     let again = Bench::new(&devices, &all_reduce(n, count, false), dtype, Some(op), |r, i| {
                         hard(dtype, r, i, 7)
                     });
-                    run(&comm, &again, None);
+                    run_against(&comm, &again, None, &want.unwrap());
                 }
             }
         }
@@ -331,8 +335,8 @@ fn narrow_spans_are_cut_anywhere() {
                     buffer.read_bytes(0, &mut got).unwrap();
                     let mut want = vec![0xa5_u8; got.len()];
                     for i in 0..buffer.len() - before - 3 {
-                        let given = (0..n as u32).map(|s| value(dtype, Some(op), s, first + i, 1));
-                        let bits = fold(dtype, op, given, &How::default()).to_le_bytes();
+                        let given: Vec<_> = (0..n as u32).map(|s| value(dtype, Some(op), s, first + i, 1)).collect();
+                        let bits = fold(dtype, op, &given, &How::default()).to_le_bytes();
                         want[((before + i) * size) as usize..][..size as usize].copy_from_slice(&bits[..size as usize]);
                     }
                     assert!(got == want, "{dtype} by {algorithm}: the piece of rank {r} from element {first}");
@@ -372,8 +376,8 @@ fn spans_are_large_and_far_out() {
             let mut got = vec![0; (count * size) as usize];
             far.read_bytes(at[0], &mut got).unwrap();
             let wrong = got.chunks(size as usize).zip(0..).find(|(b, i)| {
-                let given = (0..2).map(|r| value(dtype, Some(ReduceOp::Sum), r, *i, 2));
-                b[..] != fold(dtype, ReduceOp::Sum, given, &How::default()).to_le_bytes()[..size as usize]
+                let given = [0, 1].map(|r| value(dtype, Some(ReduceOp::Sum), r, *i, 2));
+                b[..] != fold(dtype, ReduceOp::Sum, &given, &How::default()).to_le_bytes()[..size as usize]
             });
             assert!(wrong.is_none(), "{dtype} by {algorithm}: element {}", wrong.unwrap().1);
         }
