@@ -178,7 +178,7 @@ fn scales_are_rounded_before_they_are_added() {
                     let give = |r, i| hard(dtype, r, i, 11);
                     let shape = all_reduce(n, count, count == 5);
                     let mut bench = Bench::new(&devices, &shape, dtype, Some(ReduceOp::Sum), give);
-                    bench.how.scales = SCALES[..n].to_vec();
+                    bench.how.scales = SCALES.into_iter().cycle().take(n).collect();
                     // What stands in for an absent rank is not scaled: -0 would become 0.
                     bench.how.absent = (0..n).map(|r| absent && r == 1).collect();
                     run(&comm, &bench, algorithm);

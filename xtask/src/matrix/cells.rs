@@ -84,7 +84,7 @@ const FOUR_OF_VULKAN: &str = "vulkan:0,vulkan:1,vulkan:2,vulkan:3";
 /// Of the ways that software drivers have; the relay carries progress, as none of them shares timelines.
 const EVERY_PATH: &[&str] = &["auto", "copied", "shared-host"];
 
-/// All cells, in the order they start.
+/// All cells, in the order they start: long ones before short ones, so that none is left alone at the end.
 pub const CELLS: &[Cell] = &[
     Cell {
         name: "host",
@@ -115,49 +115,21 @@ pub const CELLS: &[Cell] = &[
         ..CELL
     },
     Cell {
-        name: "perf",
-        what: "the command line: every collective, several types, operations and rank counts, each result checked",
-        drivers: &[&drivers::LLVMPIPE],
-        work: work::perf,
-        ..CELL
-    },
-    Cell {
-        name: "gles",
-        what: "collectives and conformance on the distribution's software OpenGL ES driver",
-        drivers: &[&drivers::GLES],
-        devices: "proxy-gles:0",
-        full_conformance: true,
-        ..CELL
-    },
-    Cell {
-        name: "swiftshader",
-        what: "collectives and conformance on a Vulkan driver of another vendor",
-        drivers: &[&drivers::SWIFTSHADER],
-        devices: "proxy-vulkan:0",
-        ..CELL
-    },
-    Cell {
-        name: "mixed-drivers",
-        what: "collectives over llvmpipe, SwiftShader, an OpenGL ES device and the host together",
-        drivers: &[&drivers::LLVMPIPE, &drivers::SWIFTSHADER, &drivers::GLES],
-        devices: "proxy-vulkan:0,proxy-vulkan:1,proxy-gles:0,cpu",
-        work: work::collectives,
-        ..CELL
-    },
-    Cell {
-        name: "copies",
-        what: "collectives over four physical devices that share one UUID",
-        drivers: &[&drivers::COPIES],
-        devices: FOUR_OF_PROXY,
-        work: work::collectives,
-        ..CELL
-    },
-    Cell {
         name: "subgroups",
         what: "as llvmpipe, with subgroups of 4 and then of 16",
         drivers: &[&drivers::LLVMPIPE],
         devices: "proxy-vulkan:0",
         variants: &[&[(WIDTH, "128")], &[(WIDTH, "512")]],
+        ..CELL
+    },
+    Cell {
+        name: "vulkan",
+        what: "Vulkan natively on the distribution's software driver, by each path",
+        drivers: &[&drivers::LLVMPIPE],
+        devices: "vulkan:0",
+        backend: VULKAN,
+        paths: EVERY_PATH,
+        full_conformance: true,
         ..CELL
     },
     Cell {
@@ -177,30 +149,11 @@ pub const CELLS: &[Cell] = &[
         ..CELL
     },
     Cell {
-        name: "validation-new",
-        what: "the same under the newest layer",
-        drivers: &[&drivers::LLVMPIPE, &drivers::VALIDATION_NEW],
-        devices: "proxy-vulkan:0",
-        work: validation::watched,
-        ..CELL
-    },
-    Cell {
-        name: "vulkan",
-        what: "Vulkan natively on the distribution's software driver, by each path",
-        drivers: &[&drivers::LLVMPIPE],
-        devices: "vulkan:0",
-        backend: VULKAN,
-        paths: EVERY_PATH,
+        name: "gles",
+        what: "collectives and conformance on the distribution's software OpenGL ES driver",
+        drivers: &[&drivers::GLES],
+        devices: "proxy-gles:0",
         full_conformance: true,
-        ..CELL
-    },
-    Cell {
-        name: "vulkan-copies",
-        what: "Vulkan natively over four physical devices that share one UUID",
-        drivers: &[&drivers::COPIES],
-        devices: FOUR_OF_VULKAN,
-        backend: VULKAN,
-        work: work::collectives,
         ..CELL
     },
     Cell {
@@ -213,12 +166,76 @@ pub const CELLS: &[Cell] = &[
         ..CELL
     },
     Cell {
+        name: "validation-new",
+        what: "the same under the newest layer",
+        drivers: &[&drivers::LLVMPIPE, &drivers::VALIDATION_NEW],
+        devices: "proxy-vulkan:0",
+        work: validation::watched,
+        ..CELL
+    },
+    Cell {
+        name: "swiftshader",
+        what: "collectives and conformance on a Vulkan driver of another vendor",
+        drivers: &[&drivers::SWIFTSHADER],
+        devices: "proxy-vulkan:0",
+        ..CELL
+    },
+    Cell {
+        name: "vulkan-validation",
+        what: "the native Vulkan work under the newest Khronos validation layer, as above",
+        drivers: &[&drivers::LLVMPIPE, &drivers::VALIDATION_NEW],
+        devices: "vulkan:0",
+        backend: VULKAN,
+        work: validation::watched,
+        ..CELL
+    },
+    Cell {
+        name: "mixed-drivers",
+        what: "collectives over llvmpipe, SwiftShader, an OpenGL ES device and the host together",
+        drivers: &[&drivers::LLVMPIPE, &drivers::SWIFTSHADER, &drivers::GLES],
+        devices: "proxy-vulkan:0,proxy-vulkan:1,proxy-gles:0,cpu",
+        work: work::collectives,
+        ..CELL
+    },
+    Cell {
+        name: "copies",
+        what: "collectives over four physical devices that share one UUID",
+        drivers: &[&drivers::COPIES],
+        devices: FOUR_OF_PROXY,
+        work: work::collectives,
+        ..CELL
+    },
+    Cell {
+        name: "vulkan-copies",
+        what: "Vulkan natively over four physical devices that share one UUID",
+        drivers: &[&drivers::COPIES],
+        devices: FOUR_OF_VULKAN,
+        backend: VULKAN,
+        work: work::collectives,
+        ..CELL
+    },
+    Cell {
         name: "vulkan-mixed",
         what: "collectives over two drivers natively, one through wgpu-hal, and the host together",
         drivers: &[&drivers::LLVMPIPE, &drivers::SWIFTSHADER],
         devices: "vulkan:0,vulkan:1,proxy-vulkan:0,cpu",
         backend: VULKAN,
         work: work::collectives,
+        ..CELL
+    },
+    Cell {
+        name: "perf",
+        what: "the command line: every collective, several types, operations and rank counts, each result checked",
+        drivers: &[&drivers::LLVMPIPE],
+        work: work::perf,
+        ..CELL
+    },
+    Cell {
+        name: "radv-null",
+        what: "every native pipeline compiled to RDNA3 code, by AMD's driver without its hardware",
+        drivers: &[&drivers::RADV_NULL],
+        backend: VULKAN,
+        work: work::pipelines,
         ..CELL
     },
     Cell {
@@ -231,24 +248,6 @@ pub const CELLS: &[Cell] = &[
         optional: true,
         work: work::memfd,
         level: Level::Extended,
-        ..CELL
-    },
-    Cell {
-        name: "vulkan-validation",
-        what: "the native Vulkan work under the Khronos validation layer, as above",
-        drivers: &[&drivers::LLVMPIPE, &drivers::VALIDATION],
-        devices: "vulkan:0",
-        backend: VULKAN,
-        work: validation::watched,
-        level: Level::Extended,
-        ..CELL
-    },
-    Cell {
-        name: "radv-null",
-        what: "every native pipeline compiled to RDNA3 code, by AMD's driver without its hardware",
-        drivers: &[&drivers::RADV_NULL],
-        backend: VULKAN,
-        work: work::pipelines,
         ..CELL
     },
     Cell {
