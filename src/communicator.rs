@@ -18,7 +18,8 @@ pub const DEADLINE: Duration = Duration::from_secs(30);
 /// A number of ranks, each with a device, that carry out collectives together. All ranks are in this process: a call
 /// takes what each of them brings.
 ///
-/// `&self` from any thread; calls run in the order in which they were made. Dropping it lets what is pending go on.
+/// `&self` from any thread; calls run in the order in which they were made. Dropping it lets what is pending go on; if
+/// nothing is, its threads and its memory are gone when the drop returns.
 pub struct Communicator {
     devices: Vec<Arc<dyn Device>>,
     found: Found,

@@ -32,7 +32,7 @@
 //! | `relay`, `exit` | carries progress between devices, submits what is held; stops when the process ends |
 //! | [`Pending`] | what a call returns |
 //! | `reach` | where the host reaches the callers' memory itself |
-//! | `link`, `cache` | how each pair of ranks reaches each other: found, proven, measured; measurements kept on disk |
+//! | `link`, `proof`, `cache` | how each pair of ranks reaches each other: found, proven, measured; measurements kept on disk |
 //! | [`Arithmetic`] | whether a device's kernels keep the rules: a self-test |
 //! | [`contract`] | what is asked of a device; the backends implement it |
 #![forbid(unsafe_code)]
@@ -53,6 +53,7 @@ mod neutral;
 pub mod peers;
 mod pending;
 mod plans;
+mod proof;
 mod reach;
 mod recipes;
 mod relay;

@@ -17,15 +17,14 @@
 //! timed, and a path slower than the next one is not used. A failed proof is no error: the next path is taken, and
 //! the link keeps what was tried and why it lost.
 use crate::{
-    Buffer, Error, Result,
+    Error, Result,
     arithmetic::{self, Arithmetic},
     cache::{Cache, Measured, Way, kind},
-    call::{Part, check},
-    contract::{Clock, DataType, Device, DeviceId, SharedKind},
-    engine::{Request, Scheduled, Setup},
+    contract::{Clock, Device, DeviceId, SharedKind},
     peers::{self, Verdict},
+    proof::{self, Siblings},
     reach,
-    schedule::{Algorithm, Collective, Path, cost::Speed},
+    schedule::{Algorithm, Path, cost::Speed},
     speed,
 };
 use std::{
@@ -33,7 +32,7 @@ use std::{
     fmt,
     str::FromStr,
     sync::Arc,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 /// How a rank learns that another is done.
@@ -106,7 +105,7 @@ pub struct Link {
     pub bandwidth: f64,
     /// What was tried, best first.
     pub attempts: Vec<Attempt>,
-    /// Of the attempts that were proven and are worth using, in order: the first is used.
+    /// Of the attempts that were proven, best first: that one is used.
     proven: Vec<(usize, Measured)>,
 }
 
@@ -126,7 +125,7 @@ impl Link {
         (self.path, self.sync, self.latency) = (chosen.path, chosen.sync, measured.small);
         // A small exchange that was held up says nothing of the bytes.
         let moving = measured.bulk.saturating_sub(measured.small).max(measured.bulk / 2);
-        self.bandwidth = (BULK_ELEMENTS * 4) as f64 / moving.as_secs_f64().max(1e-9);
+        self.bandwidth = (proof::BULK_ELEMENTS * 4) as f64 / moving.as_secs_f64().max(1e-9);
         true
     }
     fn demote(&mut self, why: &Error) -> bool {
@@ -193,21 +192,11 @@ pub(crate) struct Forced {
     pub sync: Option<Sync>,
 }
 
-/// A proof that takes longer has failed.
-const PROOF_DEADLINE: Duration = Duration::from_secs(2);
-const PROOF_ROUNDS: u32 = 3;
-/// Odd, and more than one page.
-const PROOF_ELEMENTS: u64 = 4_099;
-const BULK_ELEMENTS: u64 = 256 << 10;
-const SMALL_ROUNDS: u32 = 9;
-const BULK_ROUNDS: u32 = 4;
 /// A path is slower than the next one if it takes so many times as long: less is noise.
 const SLOWER: f64 = 1.5;
 
 /// A pair is timed, even if one of the same kinds was, as long as timing has taken no longer than this in all.
 const TIMING: Duration = Duration::from_millis(200);
-/// A proof that takes so many times as long as kept measurements say shows that they are of another time.
-const STALE: u32 = 5;
 
 /// What a machine is found to be.
 #[derive(Clone)]
@@ -224,16 +213,19 @@ pub(crate) struct Found {
 
 /// Tests, proves and measures.
 pub(crate) fn find(devices: &[Arc<dyn Device>], forced: Forced, clock: &Clock) -> Result<Found> {
-    let mut siblings = Siblings::default();
+    let siblings = Siblings::default();
     let mut timing = Timing { cache: Cache::load(), made: HashMap::new(), spent: Duration::ZERO };
-    let arithmetic =
-        devices.iter().map(|d| Ok(arithmetic::verdict(&**d, &*siblings.of(d)?)?)).collect::<Result<_>>()?;
-    let speeds = speeds(devices, &mut siblings, &mut timing.cache)?;
+    let verdict = |d: &Arc<dyn Device>| {
+        let test = || arithmetic::verdict(&**d, || siblings.of(d));
+        twice(test, || siblings.throw_away(d))
+    };
+    let arithmetic = devices.iter().map(verdict).collect::<Result<_>>()?;
+    let speeds = speeds(devices, &siblings, &mut timing.cache)?;
     let mut reached: HashMap<DeviceId, std::result::Result<(), String>> = HashMap::new();
     for device in devices {
         if let Entry::Vacant(unknown) = reached.entry(device.info().id) {
             unknown.insert(match forced.path {
-                None => reach::prove(&siblings.of(device)?),
+                None => reach::prove(device, &siblings),
                 Some(path) => Err(format!("not tried: the path {path} was forced")),
             });
         }
@@ -247,7 +239,7 @@ pub(crate) fn find(devices: &[Arc<dyn Device>], forced: Forced, clock: &Clock) -
             let key = (devices[a].info().id, devices[b].info().id);
             if !known.contains_key(&key) {
                 let link =
-                    pair([a as u32, b as u32], [&devices[a], &devices[b]], &mut siblings, &mut timing, forced, clock)?;
+                    pair([a as u32, b as u32], [&devices[a], &devices[b]], &siblings, &mut timing, forced, clock)?;
                 known.insert(key, link);
             }
             links.push(known[&key].between(from as u32, to as u32));
@@ -258,7 +250,7 @@ pub(crate) fn find(devices: &[Arc<dyn Device>], forced: Forced, clock: &Clock) -
 }
 
 /// How fast each rank's device is while the others work too. Ranks that share a device share its speed.
-fn speeds(devices: &[Arc<dyn Device>], siblings: &mut Siblings, cache: &mut Cache) -> Result<Vec<Speed>> {
+fn speeds(devices: &[Arc<dyn Device>], siblings: &Siblings, cache: &mut Cache) -> Result<Vec<Speed>> {
     let mut distinct: Vec<&Arc<dyn Device>> = Vec::new();
     for device in devices {
         if distinct.iter().all(|d| d.info().id != device.info().id) {
@@ -273,8 +265,11 @@ fn speeds(devices: &[Arc<dyn Device>], siblings: &mut Siblings, cache: &mut Cach
     let speeds = match kept {
         Some(kept) => kept,
         None => {
-            let throwaway = distinct.iter().map(|d| siblings.of(d)).collect::<Result<Vec<_>>>()?;
-            let speeds = speed::measure(&throwaway)?;
+            let measure = || {
+                let throwaway = distinct.iter().map(|d| siblings.of(d)).collect::<Result<Vec<_>>>()?;
+                Ok(speed::measure(&throwaway)?)
+            };
+            let speeds = twice(measure, || distinct.iter().for_each(|d| siblings.throw_away(d)))?;
             kinds.iter().zip(&speeds).for_each(|(kind, speed)| cache.keep_speed(kind, &set, *speed));
             speeds
         }
@@ -288,6 +283,15 @@ fn speeds(devices: &[Arc<dyn Device>], siblings: &mut Siblings, cache: &mut Cach
     Ok(devices.iter().map(of).collect())
 }
 
+/// A device that fails once may do it right on a fresh throwaway.
+fn twice<T>(f: impl Fn() -> Result<T>, throw_away: impl FnOnce()) -> Result<T> {
+    f().or_else(|error| {
+        log::warn!("{error}; tried again");
+        throw_away();
+        f()
+    })
+}
+
 /// Measurements of the ways between devices: those kept, those made, and what making them took.
 struct Timing {
     cache: Cache,
@@ -296,47 +300,25 @@ struct Timing {
 }
 
 impl Timing {
-    /// Measures, unless that was done before. `proof`: how long a call of the proof took at best.
-    fn of(&mut self, way: Way, proof: Duration, measure: impl FnOnce() -> Result<Measured>) -> Result<Measured> {
-        let known = match self.made.get(&way) {
+    /// What is known of a way, as long as its proof does not show otherwise.
+    fn known(&self, way: &Way) -> Option<Measured> {
+        match self.made.get(way) {
             Some(made) => Some(*made).filter(|_| self.spent > TIMING),
-            None => self.cache.way(&way),
-        };
-        if let Some(known) = known.filter(|m| proof < m.bulk.max(m.small) * STALE && m.small < proof * STALE) {
-            return Ok(known);
+            None => self.cache.way(way),
         }
-        let start = Instant::now();
-        let measured = measure()?;
-        self.spent += start.elapsed();
+    }
+    /// What was measured just now, and how long that took.
+    fn keep(&mut self, way: Way, measured: Measured, took: Duration) {
+        self.spent += took;
         self.made.insert(way.clone(), measured);
         self.cache.keep_way(way, measured);
-        Ok(measured)
-    }
-}
-
-/// The throwaway devices of those in use.
-#[derive(Default)]
-struct Siblings(HashMap<DeviceId, Arc<dyn Device>>);
-
-impl Siblings {
-    fn of(&mut self, device: &Arc<dyn Device>) -> Result<Arc<dyn Device>> {
-        if let Some(sibling) = self.0.get(&device.info().id) {
-            return Ok(sibling.clone());
-        }
-        let sibling = device.sibling()?;
-        self.0.insert(device.info().id, sibling.clone());
-        Ok(sibling)
-    }
-    /// What a failed proof left in its queue must not hold up the next one.
-    fn throw_away(&mut self, devices: [&Arc<dyn Device>; 2]) {
-        devices.into_iter().for_each(|d| drop(self.0.remove(&d.info().id)));
     }
 }
 
 fn pair(
     ranks: [u32; 2],
     devices: [&Arc<dyn Device>; 2],
-    siblings: &mut Siblings,
+    siblings: &Siblings,
     timing: &mut Timing,
     forced: Forced,
     clock: &Clock,
@@ -351,14 +333,31 @@ fn pair(
             } else if let Some(why) = refusal(path, sync, devices).or_else(|| unproven(path, devices, forced)) {
                 Outcome::Refused(why)
             } else {
-                let throwaway = [siblings.of(devices[0])?, siblings.of(devices[1])?];
-                match prove((path, sync), &throwaway, timing, clock) {
-                    Ok(measured) => {
+                let way = (kind(&**devices[0]), kind(&**devices[1]), path, sync);
+                let known = timing.known(&way);
+                // What a failed proof left in their queues must not hold up the next one.
+                let throw_away = || devices.iter().for_each(|d| siblings.throw_away(d));
+                let prove = || proof::prove((path, sync), devices, siblings, known, clock);
+                // The last resort gets another chance: the machine may have been busy, or a device hiccuped.
+                let last = proven.is_empty() && path == Path::Copied;
+                let retry = |why: String| {
+                    if last {
+                        throw_away();
+                        prove()
+                    } else {
+                        Err(why)
+                    }
+                };
+                match prove().or_else(retry) {
+                    Ok((measured, took)) => {
+                        if let Some(took) = took {
+                            timing.keep(way, measured, took);
+                        }
                         proven.push((attempts.len(), measured));
                         Outcome::Spare
                     }
                     Err(why) => {
-                        siblings.throw_away(devices);
+                        throw_away();
                         Outcome::Failed(why)
                     }
                 }
@@ -366,14 +365,16 @@ fn pair(
             attempts.push(Attempt { path, sync, outcome });
         }
     }
-    // One that the next is faster than is not worth using.
+    // One that the next is faster than is not worth using, unless all others fail.
+    let mut slower = Vec::new();
     while let [(first, a), (_, b), ..] = proven[..]
         && a.bulk > b.bulk.mul_f64(SLOWER)
     {
         let why = format!("1 MiB in {:.0?}, and in {:.0?} by the next", a.bulk, b.bulk);
         attempts[first].outcome = Outcome::Slower(why);
-        proven.remove(0);
+        slower.push(proven.remove(0));
     }
+    proven.extend(slower);
     for attempt in attempts.iter().filter(|a| matches!(a.outcome, Outcome::Failed(_))) {
         log::warn!("ranks {} and {}: {} with {} {}", ranks[0], ranks[1], attempt.path, attempt.sync, attempt.outcome);
     }
@@ -424,98 +425,4 @@ fn refusal(path: Path, sync: Sync, devices: [&Arc<dyn Device>; 2]) -> Option<Str
         Path::SharedHost => lacks("import host memory", &|d| d.limits().memory_import.contains(&SharedKind::Host)),
         Path::Copied => None,
     }
-}
-
-/// Sends a pattern both ways at once and reads it back; then the same, timed.
-fn prove(
-    (path, sync): (Path, Sync),
-    devices: &[Arc<dyn Device>; 2],
-    timing: &mut Timing,
-    clock: &Clock,
-) -> std::result::Result<Measured, String> {
-    let setup = Setup::alike(devices.to_vec(), path, sync, clock.clone());
-    let engine = Scheduled::new(setup).map_err(|e| e.to_string())?;
-    let exchange = Exchange::new(devices, &engine, PROOF_ELEMENTS).map_err(|e| e.to_string())?;
-    let mut proof = Duration::MAX;
-    for round in 0..PROOF_ROUNDS {
-        proof = proof.min(exchange.prove(round)?);
-    }
-    let measure = || {
-        let exchange = Exchange::new(devices, &engine, BULK_ELEMENTS)?;
-        let mut small = exchange.time(1, SMALL_ROUNDS)?;
-        small.sort();
-        let bulk = exchange.time(BULK_ELEMENTS, BULK_ROUNDS)?;
-        Ok(Measured { small: small[small.len() / 2], bulk: bulk.into_iter().min().unwrap_or_default() })
-    };
-    let way = (kind(&*devices[0]), kind(&*devices[1]), path, sync);
-    timing.of(way, proof, measure).map_err(|e: Error| e.to_string())
-}
-
-/// An all-gather over two throwaway ranks.
-struct Exchange<'a> {
-    devices: &'a [Arc<dyn Device>],
-    engine: &'a Scheduled,
-    inputs: Vec<Buffer>,
-    outputs: Vec<Buffer>,
-}
-
-impl<'a> Exchange<'a> {
-    fn new(devices: &'a [Arc<dyn Device>; 2], engine: &'a Scheduled, elements: u64) -> Result<Self> {
-        let make =
-            |count| -> Result<Vec<Buffer>> { devices.iter().map(|d| Buffer::new(d, DataType::U32, count)).collect() };
-        Ok(Exchange { devices, engine, inputs: make(elements)?, outputs: make(elements * 2)? })
-    }
-    fn run(&self, count: u64) -> Result<()> {
-        let parts = self.inputs.iter().zip(&self.outputs);
-        let parts = parts.map(|(i, o)| Part::new(i.slice(0, count), o.slice(0, count * 2))).collect();
-        let call = check(self.devices, Collective::AllGather, None, parts)?;
-        self.engine.start(&call, &Request { algorithm: Some(Algorithm::OneShot), deadline: PROOF_DEADLINE })?.wait()
-    }
-    /// How long the call took.
-    fn prove(&self, round: u32) -> std::result::Result<Duration, String> {
-        let pattern = |rank: u32| -> Vec<u32> { (0..PROOF_ELEMENTS as u32).map(|i| word(rank, round, i)).collect() };
-        let mut took = Duration::ZERO;
-        let mut run = || -> Result<Vec<Vec<u32>>> {
-            for (rank, input) in (0..).zip(&self.inputs) {
-                input.write(&pattern(rank))?;
-            }
-            for output in &self.outputs {
-                output.write(&vec![0xdead_beef_u32; 2 * PROOF_ELEMENTS as usize])?;
-            }
-            let start = Instant::now();
-            self.run(PROOF_ELEMENTS)?;
-            took = start.elapsed();
-            self.outputs.iter().map(|o| o.read()).collect()
-        };
-        let outputs = run().map_err(|e| e.to_string())?;
-        for (reader, output) in outputs.iter().enumerate() {
-            for writer in 0..2 {
-                let got = &output[writer as usize * PROOF_ELEMENTS as usize..][..PROOF_ELEMENTS as usize];
-                for (i, (got, want)) in got.iter().zip(pattern(writer)).enumerate() {
-                    if *got != want {
-                        let what = if *got == 0 { "zeros" } else { "other bytes" };
-                        return Err(format!(
-                            "{reader} reads {what} from {writer}: word {i} is {got:#010x} and was {want:#010x}"
-                        ));
-                    }
-                }
-            }
-        }
-        Ok(took)
-    }
-    fn time(&self, count: u64, rounds: u32) -> Result<Vec<Duration>> {
-        self.run(count)?; // once to warm up
-        let one = |_| {
-            let start = Instant::now();
-            self.run(count)?;
-            Ok(start.elapsed())
-        };
-        (0..rounds).map(one).collect()
-    }
-}
-
-/// A word that depends on who wrote it, when and where, and is never zero.
-fn word(rank: u32, round: u32, index: u32) -> u32 {
-    let mixed = (index ^ rank.rotate_left(30) ^ round.rotate_left(24)).wrapping_mul(0x9e37_79b1);
-    (mixed ^ mixed >> 15) | 1
 }

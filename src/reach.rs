@@ -5,6 +5,7 @@ use crate::{
     contract::{
         BufferDesc, BufferId, Device, Domain, Memory, Op, Point, Range, Result, SharedKind, SharedMemory, Submission,
     },
+    proof::{self, Siblings},
 };
 use allhands_cpu::{CpuDevice, Mode, Options};
 use std::{
@@ -20,11 +21,24 @@ const SIZE: u64 = WORDS as u64 * 4;
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Whether what the device writes arrives at the host, and the other way round; if not, why not.
-pub(crate) fn prove(throwaway: &Arc<dyn Device>) -> std::result::Result<(), String> {
-    if !throwaway.limits().unified {
+pub(crate) fn prove(device: &Arc<dyn Device>, siblings: &Siblings) -> std::result::Result<(), String> {
+    if !device.limits().unified {
         return Err("its memory is not the host's own".into());
     }
-    attempt(&**throwaway).unwrap_or_else(|error| Err(error.to_string()))
+    let (device, own) = (device.clone(), siblings.clone());
+    let outcome = proof::apart({
+        let device = device.clone();
+        move |step| {
+            let throwaway = own.of(&device).map_err(|e| e.to_string())?;
+            step();
+            attempt(&*throwaway).unwrap_or_else(|error| Err(error.to_string()))
+        }
+    });
+    if let Err(why) = &outcome {
+        siblings.throw_away(&device);
+        log::warn!("{}: host workers keep off its memory: {why}", device.info().id);
+    }
+    outcome
 }
 
 fn attempt(device: &dyn Device) -> Result<std::result::Result<(), String>> {

@@ -267,7 +267,10 @@ fn share(device: &Arc<dyn Device>, buffer: BufferId, importer: &Arc<dyn Device>,
         if out.contains(&kind) && into.contains(&kind) {
             match device.export(buffer, kind).and_then(|shared| importer.import(&shared)) {
                 Ok(view) => return Ok(view),
-                Err(error) => refusal = error,
+                Err(error) => {
+                    log::warn!("{kind:?} from {} to {}: {error}", device.info().id, importer.info().id);
+                    refusal = error;
+                }
             }
         }
     }

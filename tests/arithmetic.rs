@@ -1,12 +1,15 @@
 //! Devices whose kernels break a rule: the self-test names it, and calls are still right, because the host reduces.
 mod common;
+#[macro_use]
+#[path = "common/delegate.rs"]
+mod delegate;
 
 use allhands::{
     Collective, DataType, Device, Property, ReduceOp, ReducedOn, Shape,
     contract::{CommandsId, Info, Kernel, Op, Result, Submission},
 };
 use allhands_cpu::{CpuDevice, Options};
-use common::{Bench, builder, delegate::delegate, hard_float};
+use common::{Bench, builder, hard_float};
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex},

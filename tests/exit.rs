@@ -1,13 +1,16 @@
 //! Programs that end: whatever is pending, dropped or not, no lane is in a driver when that driver's own handlers of
 //! `exit` run. Each case is a process of its own, this program started again.
 mod common;
+#[macro_use]
+#[path = "common/delegate.rs"]
+mod delegate;
 
 use allhands::{
     Buffer, Device, Part, ReduceOp,
     contract::{Point, Result, Waited},
 };
 use allhands_cpu::{CpuDevice, Options, at_exit};
-use common::{builder, delegate::delegate};
+use common::builder;
 use std::{
     process::Command,
     sync::{

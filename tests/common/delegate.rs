@@ -52,7 +52,9 @@ macro_rules! delegate {
         }
     };
     (@signal) => {
-        fn signal(&self, point: allhands::contract::Point) -> allhands::contract::Result<()> { self.inner.signal(point) }
+        fn signal(&self, point: allhands::contract::Point) -> allhands::contract::Result<()> {
+            self.inner.signal(point)
+        }
     };
     (@wait_any) => {
         fn wait_any(&self, points: &[allhands::contract::Point], wakes: u64, deadline: std::time::Instant)
@@ -73,4 +75,3 @@ macro_rules! delegate {
         }
     };
 }
-pub(crate) use delegate;

@@ -1,8 +1,6 @@
 //! What the tests of calls share: devices by name, data, and the direct definition of each collective.
 #![allow(dead_code)] // Each test binary uses its part.
 
-pub mod delegate;
-
 use allhands::{
     Buffer, Collective, Communicator, DataType, Device, Part, ReduceOp, Shape, contract::Element, devices,
     schedule::Transfer,

@@ -6,7 +6,7 @@ use std::{
     collections::HashMap,
     sync::{
         Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -48,20 +48,36 @@ pub enum Fault {
 pub struct Doors {
     used: AtomicBool,
     memfd: AtomicBool,
-    shut: Mutex<HashMap<Door, Fault>>,
+    shut: Mutex<HashMap<Door, Shut>>,
     opened: Condvar,
+    hits: AtomicU64,
+}
+
+struct Shut {
+    fault: Fault,
+    /// Calls that still go right first.
+    skip: u32,
+    /// Calls that go wrong then.
+    times: u32,
 }
 
 impl Doors {
     /// Has `door` go wrong from now on.
     pub fn shut(&self, door: Door, fault: Fault) {
-        self.lock().insert(door, fault);
-        self.used.store(true, Ordering::Relaxed);
+        self.insert(door, Shut { fault, skip: 0, times: u32::MAX });
+    }
+    /// Has `door` go wrong once, after it went right `skip` times.
+    pub fn shut_once(&self, door: Door, fault: Fault, skip: u32) {
+        self.insert(door, Shut { fault, skip, times: 1 });
     }
     /// Has `door` go right again; what stalls at it goes on.
     pub fn open(&self, door: Door) {
         self.lock().remove(&door);
         self.opened.notify_all();
+    }
+    /// How many calls went wrong so far.
+    pub fn hits(&self) -> u64 {
+        self.hits.load(Ordering::Relaxed)
     }
     /// Whether a memfd passes for a dma-buf, for drivers that take one: the path can then be tested on machines where
     /// nothing makes dma-bufs.
@@ -78,16 +94,29 @@ impl Doors {
             return Ok(false);
         }
         let mut shut = self.lock();
-        loop {
-            match shut.get(&door) {
-                None => return Ok(false),
-                Some(Fault::Lie) => return Ok(true),
-                Some(Fault::Fail(why)) => return Err(*why),
-                Some(Fault::Stall) => shut = self.opened.wait(shut).unwrap_or_else(PoisonError::into_inner),
+        let Some(door_shut) = shut.get_mut(&door) else { return Ok(false) };
+        if door_shut.skip > 0 || door_shut.times == 0 {
+            door_shut.skip = door_shut.skip.saturating_sub(1);
+            return Ok(false);
+        }
+        door_shut.times -= 1;
+        let fault = door_shut.fault;
+        self.hits.fetch_add(1, Ordering::Relaxed);
+        match fault {
+            Fault::Lie => Ok(true),
+            Fault::Fail(why) => Err(why),
+            Fault::Stall => {
+                let opened = self.opened.wait_while(shut, |shut| shut.contains_key(&door));
+                drop(opened.unwrap_or_else(PoisonError::into_inner));
+                Ok(false)
             }
         }
     }
-    fn lock(&self) -> MutexGuard<'_, HashMap<Door, Fault>> {
+    fn insert(&self, door: Door, shut: Shut) {
+        self.lock().insert(door, shut);
+        self.used.store(true, Ordering::Relaxed);
+    }
+    fn lock(&self) -> MutexGuard<'_, HashMap<Door, Shut>> {
         self.shut.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -39,8 +39,17 @@ pub fn devices(runner: &mut Runner) {
         for name in device_tests(runner) {
             runner.required(&Test::all(runner.cell.backend, &name), variables, &[], LIMIT);
         }
+        if runner.cell.backend == VULKAN {
+            starts(runner, variables);
+        }
         suite(runner, variables);
     }
+}
+
+/// Starts over every fault that a driver may have: a slice of them, and all in an extended run.
+fn starts(runner: &mut Runner, variables: &[(&'static str, &'static str)]) {
+    let all: &[_] = if runner.level == Level::Extended { &[("ALLHANDS_QUICK", "0")] } else { &[] };
+    runner.required(&Test::all("", "starts"), variables, all, SWEEP_LIMIT);
 }
 
 /// The names of the test programs of the cell's backend: the one that must be there, then whatever else the package has,
@@ -55,8 +64,8 @@ pub fn device_tests(runner: &Runner) -> Vec<String> {
 /// Whatever tests no other cell runs.
 pub fn host(runner: &mut Runner) {
     for binary in runner.binaries.iter().filter(|binary| binary.test) {
-        let elsewhere =
-            [PROXY, VULKAN].contains(&&*binary.package) || (binary.package.is_empty() && binary.name == "suite");
+        let elsewhere = [PROXY, VULKAN].contains(&&*binary.package)
+            || (binary.package.is_empty() && ["suite", "starts"].contains(&&*binary.name));
         if binary.kind != "test" || !elsewhere {
             runner.harness(&binary.label(), Command::new(&binary.path), LIMIT);
         }
