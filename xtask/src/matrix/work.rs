@@ -39,6 +39,7 @@ pub fn devices(runner: &mut Runner) {
         for name in device_tests(runner) {
             runner.required(&Test::all(runner.cell.backend, &name), variables, &[], LIMIT);
         }
+        runner.required(&Test::all("", "caps"), variables, &[], LIMIT);
         if runner.cell.backend == VULKAN {
             starts(runner, variables);
         }
