@@ -4,7 +4,7 @@ use crate::{
     Arithmetic, Error, Result,
     call::Checked,
     contract::{Clock, DataType, Device, ReduceOp, Watch},
-    execute::{Plan, Reached, record, widen},
+    execute::{Batch, Plan, Reached, record, widen},
     link::{Found, Link, Sync},
     neutral::Neutral,
     pending::{Operation, Pending, ReducedOn, Report},
@@ -231,6 +231,9 @@ impl Scheduled {
             }
             let reached = Reached { pool: turn.map(|t| (&*t.pool, t.bank)), neutral, views: &views };
             let mut ops = record(plan, batch, call, &reached, device.limits());
+            if self.departs(plan, batch) {
+                ops.clear(); // What comes after the departure sees what the host wrote.
+            }
             if let Some(trace) = &self.trace {
                 recipe.exact.push(ops.clone());
                 trace.neutral(neutral.map(|range| range.buffer));
@@ -276,12 +279,13 @@ impl Scheduled {
         let last: Vec<u64> = before.iter().enumerate().map(|(a, v)| v + u64::from(submissions(a))).collect();
 
         let n = self.devices.ranks.len();
+        let departs = plan.direct && self.relay.has_departures();
         let after = call.ranks.iter().zip(&self.devices.ranks);
         let operation = Operation::new(
             format!("{} #{} of {} elements", call.shape.collective.name(), queue.calls, call.shape.count),
             request.deadline,
             after.flat_map(|(r, d)| r.after.iter().map(|p| (d.clone(), *p))).collect(),
-            (0..n).map(|a| crate::contract::Point { timeline: self.relay.timeline(a), value: last[a] }).collect(),
+            (0..n).map(|a| self.relay.point(a, last[a], departs && submissions(a) > 0)).collect(),
             (0..n).map(submissions).collect(),
             self.report(plan),
             self.clock.clone(),
@@ -307,7 +311,9 @@ impl Scheduled {
             waits.retain(|_| self.keep_wait());
             let value = first[actor] + u64::from(batch.ordinal);
             let (commands, operation) = (*commands, operation.clone());
-            work.push(Work { actor, value, commands, waits, after, operation, recipe: recipe.clone() });
+            let (gathers, departs) = (plan.direct && actor >= n, self.departs(plan, batch));
+            let recipe = recipe.clone();
+            work.push(Work { actor, value, commands, waits, after, operation, recipe, gathers, departs });
         }
         if let Some(trace) = trace {
             let values = (0..before.len()).map(|a| (first[a], submissions(a))).collect();
@@ -324,6 +330,10 @@ impl Scheduled {
         self.relay.enqueue(work)?;
         Ok(Pending::of(operation))
     }
+    /// Whether a batch is that with which a rank leaves host workers, and takes no submission.
+    fn departs(&self, plan: &Plan, batch: &Batch) -> bool {
+        plan.direct && batch.actor < self.links.ranks && batch.ordinal > 0 && self.relay.has_departures()
+    }
     fn report(&self, plan: &Plan) -> Report {
         let moves = plan.schedule.shape.collective == Collective::Barrier || plan.chunks > 0;
         Report {
@@ -331,7 +341,7 @@ impl Scheduled {
             path: if plan.direct { "direct".into() } else { self.path.clone() },
             sync: self.sync.clone(),
             reduced_on: if moves { plan.reduced_on } else { ReducedOn::None },
-            submits: plan.rank_submissions(),
+            submits: plan.rank_submissions() - plan.batches.iter().filter(|b| self.departs(plan, b)).count() as u32,
             chunks: plan.chunks,
         }
     }

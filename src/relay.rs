@@ -14,6 +14,8 @@
 //!
 //! The host worker of a rank runs on the rank's lane: its device executes inside `submit`. A lane with nothing
 //! pending sleeps until it is given work.
+mod direct;
+
 use crate::{
     Error, Result,
     contract::{Clock, CommandsId, Device, Point, Submission, TimelineId, Waited},
@@ -47,6 +49,10 @@ pub(crate) struct Work {
     pub operation: Arc<Operation>,
     /// Keeps the commands until they are submitted.
     pub recipe: Arc<Recipe>,
+    /// Of a host worker: its lane may wait for the ranks itself.
+    pub gathers: bool,
+    /// Of a rank: no submission, the host signals its departure.
+    pub departs: bool,
 }
 
 pub(crate) struct Relay {
@@ -72,6 +78,9 @@ struct Actor {
     rank: usize,
     /// The value of its last submission.
     issued: AtomicU64,
+    /// What the host signals where the rank leaves without a submission, and the last value that it will.
+    departure: Option<TimelineId>,
+    departing: AtomicU64,
     /// How it waits for each actor.
     edges: Vec<Edge>,
 }
@@ -105,6 +114,8 @@ struct State {
     /// Of each actor of the lane: not yet submitted, in order; then submitted and not known to be complete.
     held: Vec<VecDeque<Work>>,
     flying: Vec<VecDeque<(u64, Arc<Operation>)>>,
+    /// Of each actor of the lane: what leaves without a submission.
+    departures: Vec<VecDeque<Work>>,
     mode: Mode,
     /// A bit for each actor (modulo 64) whose progress a held submission waits for.
     awaits: u64,
@@ -124,6 +135,8 @@ enum Mode {
 enum Next {
     Submit(Box<Work>),
     Wait(Vec<Point>, Instant),
+    Gather(Vec<(usize, u64)>, Instant),
+    Rouse(Vec<usize>),
     Idle,
     Exit,
 }
@@ -150,8 +163,11 @@ impl Relay {
             lanes[lane].add(actor);
             let shareable = (0..ranks).any(|other| actor < ranks && (native(actor, other) || native(other, actor)));
             let timeline = device.create_timeline(shareable)?;
-            let edges = Vec::new();
-            actors.push(Actor { device: device.clone(), timeline, lane, rank, issued: AtomicU64::new(0), edges });
+            let (edges, limits) = (Vec::new(), device.limits());
+            let departs = actor < ranks && !shareable && limits.gated && limits.gates_see_host_writes && limits.unified;
+            let departure = if departs { Some(device.create_timeline(false)?) } else { None };
+            let (issued, departing) = (AtomicU64::new(0), AtomicU64::new(0));
+            actors.push(Actor { device: device.clone(), timeline, lane, rank, issued, departure, departing, edges });
         }
         for actor in 0..actors.len() {
             let device = actors[actor].device.clone();
@@ -207,9 +223,14 @@ impl Relay {
     pub fn issued(&self) -> Vec<u64> {
         self.actors.iter().map(|a| a.issued.load(SeqCst)).collect()
     }
-    /// The timeline of an actor.
-    pub fn timeline(&self, actor: usize) -> TimelineId {
-        self.actors[actor].timeline
+    /// Where an actor is at `value`; `departs`: which it will reach by a departure.
+    pub fn point(&self, actor: usize, value: u64, departs: bool) -> Point {
+        let Actor { timeline, departure, departing, .. } = &self.actors[actor];
+        let timeline = match departure {
+            Some(departure) if departs || departing.load(SeqCst) == value => *departure,
+            _ => *timeline,
+        };
+        Point { timeline, value }
     }
     /// Whether every actor is known to be as far as `values`.
     pub fn reached(&self, values: &[u64]) -> bool {
@@ -246,13 +267,21 @@ impl Relay {
     pub fn enqueue(&self, work: Vec<Work>) -> Result<()> {
         let _queues: Vec<_> = self.queues.iter().map(|q| q.lock().unwrap_or_else(PoisonError::into_inner)).collect();
         let hold = work.iter().any(|w| self.reads_host_writes_to_come(w)) || self.holds_gated();
+        // Who gathers sees to the ranks' lanes too, or wakes them.
+        let direct = work.iter().any(|w| w.gathers);
         let mut gated: Vec<(usize, Vec<Work>)> = Vec::new();
         let mut touched = vec![false; self.lanes.len()];
-        for work in work {
+        let mut departures = Vec::new();
+        for mut work in work {
             let actor = &self.actors[work.actor];
             actor.issued.store(work.value, SeqCst);
-            touched[actor.lane] = true;
+            if work.departs {
+                departures.push(work);
+                continue;
+            }
+            touched[actor.lane] |= !direct || work.gathers || hold;
             if hold || !actor.device.limits().gated {
+                work.waits.extend(self.last_departure(work.actor).map(|point| (work.actor, point.value)));
                 let lane = &self.lanes[actor.lane];
                 lane.lock().held[lane.place(work.actor)].push_back(work);
                 continue;
@@ -265,6 +294,11 @@ impl Relay {
         let mut result = Ok(());
         for (_, list) in gated {
             result = result.and_then(|()| self.submit_gated(list));
+        }
+        if direct {
+            // Only now: what was submitted comes after departures of earlier calls. The workers may be done already.
+            departures.into_iter().for_each(|work| self.add_departure(work));
+            result = result.and(self.guard(0, || self.depart()));
         }
         for (index, lane) in self.lanes.iter().enumerate().filter(|(i, _)| touched[*i]) {
             let submitted = self.guard(lane.actors[0], || self.submit_ready(&mut lane.lock(), index));
@@ -300,6 +334,7 @@ impl Relay {
         let mut points: Vec<Vec<Point>> = Vec::with_capacity(list.len());
         for work in &list {
             let mut waits = work.after.clone();
+            waits.extend(self.last_departure(work.actor));
             waits.extend(work.waits.iter().filter_map(|&(other, value)| self.gate(work.actor, other, value)));
             points.push(waits);
             self.record(work);
@@ -322,7 +357,10 @@ impl Relay {
         let gate = match &self.actors[actor].edges[other] {
             Edge::Gate(gate) => gate,
             Edge::Native(timeline) => return Some(Point { timeline: *timeline, value }),
-            Edge::Own | Edge::Held => return Some(Point { timeline: self.actors[other].timeline, value }),
+            Edge::Own | Edge::Held => {
+                let own = Point { timeline: self.actors[other].timeline, value };
+                return Some(self.departure_to(other, value).unwrap_or(own));
+            }
         };
         gate.wanted.fetch_max(value, SeqCst);
         // The other's lane writes the board and then reads what is wanted. Either it sees this, or this sees that.
@@ -377,6 +415,8 @@ impl Relay {
                             self.check_deadline(lane);
                         }
                     }
+                    Next::Gather(waits, deadline) => self.gather(lane, &waits, deadline)?,
+                    Next::Rouse(lanes) => lanes.into_iter().for_each(|other| self.lanes[other].kick(|_| ())),
                     Next::Idle => at_work.rest(|| lane.sleep()),
                     Next::Exit => return Ok(false),
                 }
@@ -392,6 +432,7 @@ impl Relay {
     }
     /// Reads the lane's timelines and passes on what has completed.
     fn collect(&self, lane: &Lane) -> crate::contract::Result<()> {
+        let mut rose = false;
         for (place, &actor) in lane.actors.iter().enumerate() {
             if lane.lock().flying[place].is_empty() {
                 continue;
@@ -402,16 +443,17 @@ impl Relay {
             }
             self.touch();
             self.publish(actor, value)?;
+            rose = true;
             let mut state = lane.lock();
             while let Some((_, operation)) = state.flying[place].pop_front_if(|(v, _)| *v <= value) {
                 operation.completed(actor);
             }
         }
-        Ok(())
+        if rose { self.depart() } else { Ok(()) }
     }
     /// Writes the board, opens the gates that wait for it and wakes the lanes that hold something for it.
     fn publish(&self, actor: usize, value: u64) -> crate::contract::Result<()> {
-        self.board[actor].store(value, SeqCst);
+        self.board[actor].fetch_max(value, SeqCst);
         for other in &self.actors {
             let Edge::Gate(gate) = &other.edges[actor] else { continue };
             if gate.wanted.load(SeqCst) > gate.opened.load(SeqCst) && gate.opened.fetch_max(value, SeqCst) < value {
@@ -438,6 +480,13 @@ impl Relay {
                 self.record(&work);
                 return Ok(Next::Submit(Box::new(work)));
             }
+        }
+        if let Some((waits, deadline)) = self.gathers(&state) {
+            return Ok(Next::Gather(waits, deadline));
+        }
+        let rouses = self.rouses(&mut state);
+        if !rouses.is_empty() {
+            return Ok(Next::Rouse(rouses));
         }
         let (mut points, mut awaits, mut deadline) = (Vec::new(), 0, None::<Instant>);
         for (place, &actor) in lane.actors.iter().enumerate() {
@@ -540,11 +589,17 @@ impl Relay {
     fn drain(&self) {
         let Some(failure) = self.failure() else { return };
         for lane in &self.lanes {
-            let mut ended = Vec::new();
+            let (mut ended, mut departures) = (Vec::new(), Vec::new());
             lane.kick(|state| {
                 ended.extend(state.held.iter_mut().flat_map(|q| q.drain(..)).map(|w| (w.operation, Some(w.recipe))));
                 ended.extend(state.flying.iter_mut().flat_map(|q| q.drain(..)).map(|(_, o)| (o, None)));
+                departures.extend(state.departures.iter_mut().flat_map(|q| q.drain(..)));
             });
+            for work in departures {
+                // A device that is gone needs no rank to leave.
+                let _ = self.leave(&work);
+                work.operation.fail(failure.clone());
+            }
             ended.iter().for_each(|(operation, _)| operation.fail(failure.clone()));
         }
         for actor in &self.actors {
@@ -569,6 +624,7 @@ impl Drop for Relay {
     fn drop(&mut self) {
         for actor in &self.actors {
             actor.device.destroy_timeline(actor.timeline);
+            actor.departure.iter().for_each(|timeline| actor.device.destroy_timeline(*timeline));
             for edge in &actor.edges {
                 if let Edge::Native(timeline) | Edge::Gate(Gate { timeline, .. }) = edge {
                     actor.device.destroy_timeline(*timeline);
@@ -580,7 +636,14 @@ impl Drop for Relay {
 
 impl Lane {
     fn new(device: Arc<dyn Device>) -> Self {
-        let state = State { held: Vec::new(), flying: Vec::new(), mode: Mode::Running, awaits: 0, closing: false };
+        let state = State {
+            held: Vec::new(),
+            flying: Vec::new(),
+            departures: Vec::new(),
+            mode: Mode::Running,
+            awaits: 0,
+            closing: false,
+        };
         Lane { device, actors: Vec::new(), state: Mutex::new(state), work: Condvar::new() }
     }
     fn add(&mut self, actor: usize) {
@@ -588,6 +651,7 @@ impl Lane {
         let mut state = self.lock();
         state.held.push(VecDeque::new());
         state.flying.push(VecDeque::new());
+        state.departures.push(VecDeque::new());
     }
     fn place(&self, actor: usize) -> usize {
         // Few actors share a lane, and each was added to it.
