@@ -250,6 +250,11 @@ impl VulkanDevice {
     fn invalid_signal<T>(&self, value: u64, before: u64) -> Result<T> {
         Err(self.gpu.invalid(format!("a signal of {value} after one of {before}; timelines only rise")))
     }
+    /// What has completed keeps nothing: after the last submission nobody else would notice.
+    fn let_go(&self) {
+        // A loss is kept, and then the queue keeps what it has.
+        let _ = self.queue.retire();
+    }
     /// Commands whose buffers are all still to be had.
     fn commands(&self, id: CommandsId) -> Result<Arc<Commands>> {
         let commands = self.find(&self.commands, id.device, id.index, id.generation, &id)?;
@@ -311,6 +316,8 @@ impl Device for VulkanDevice {
             if gone.is_some() {
                 self.watchers.destroyed(id);
             }
+            drop(gone);
+            self.let_go();
         }
     }
     fn watch(&self, watcher: Weak<dyn Watch>) {
@@ -379,6 +386,7 @@ impl Device for VulkanDevice {
         if id.device == self.info.id {
             let gone = lock(&self.timelines).remove(id.index, id.generation);
             drop(gone);
+            self.let_go();
         }
     }
     fn export_timeline(&self, id: TimelineId) -> Result<SharedTimeline> {
