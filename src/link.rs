@@ -315,6 +315,9 @@ impl Timing {
     }
 }
 
+/// The target under which the log tells where a driver is asked for what it may not have.
+const PROBE: &str = "allhands::probe";
+
 fn pair(
     ranks: [u32; 2],
     devices: [&Arc<dyn Device>; 2],
@@ -337,7 +340,12 @@ fn pair(
                 let known = timing.known(&way);
                 // What a failed proof left in their queues must not hold up the next one.
                 let throw_away = || devices.iter().for_each(|d| siblings.throw_away(d));
-                let prove = || proof::prove((path, sync), devices, siblings, known, clock);
+                let prove = || {
+                    log::debug!(target: PROBE, "begins: {path} with {sync} between ranks {} and {}", ranks[0], ranks[1]);
+                    let outcome = proof::prove((path, sync), devices, siblings, known, clock);
+                    log::debug!(target: PROBE, "ended");
+                    outcome
+                };
                 // The last resort gets another chance: the machine may have been busy, or a device hiccuped.
                 let last = proven.is_empty() && path == Path::Copied;
                 let retry = |why: String| {

@@ -167,7 +167,7 @@ pub const CELLS: &[Cell] = &[
     },
     Cell {
         name: "validation-new",
-        what: "the same under the newest layer",
+        what: "the same under the newest Khronos validation layer",
         drivers: &[&drivers::LLVMPIPE, &drivers::VALIDATION_NEW],
         devices: "proxy-vulkan:0",
         work: validation::watched,
@@ -182,7 +182,7 @@ pub const CELLS: &[Cell] = &[
     },
     Cell {
         name: "vulkan-validation",
-        what: "the native Vulkan work under the newest Khronos validation layer, as above",
+        what: "the native Vulkan work under the newest Khronos validation layer",
         drivers: &[&drivers::LLVMPIPE, &drivers::VALIDATION_NEW],
         devices: "vulkan:0",
         backend: VULKAN,

@@ -221,6 +221,13 @@ impl<'a> Runner<'a> {
         self.tally.failures.push(format!("{label}: {reason}"));
     }
 
+    /// Says something that is neither, to the terminal and the log.
+    pub fn note(&mut self, text: &str) {
+        print_line(&format!("  {:<18} {text}", self.cell.name));
+        // As in `process`: a lost log line is no lost result.
+        let _ = writeln!(self.log, "{text}");
+    }
+
     /// Counts a success that is not a test's own.
     pub fn pass(&mut self) {
         self.tally.passed += 1;
