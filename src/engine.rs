@@ -311,8 +311,8 @@ impl Scheduled {
             waits.retain(|_| self.keep_wait());
             let value = first[actor] + u64::from(batch.ordinal);
             let (commands, operation) = (*commands, operation.clone());
-            let (gathers, departs) = (plan.direct && actor >= n, self.departs(plan, batch));
-            let recipe = recipe.clone();
+            let (gathers, recipe) = (departs && actor >= n, recipe.clone());
+            let departs = self.departs(plan, batch);
             work.push(Work { actor, value, commands, waits, after, operation, recipe, gathers, departs });
         }
         if let Some(trace) = trace {

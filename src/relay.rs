@@ -100,7 +100,8 @@ struct Gate {
     timeline: TimelineId,
     /// The highest value that a submission waits for.
     wanted: AtomicU64,
-    opened: AtomicU64,
+    /// How far it is open. Several lanes may open it: it is signalled under this lock, because values only rise.
+    opened: Mutex<u64>,
 }
 
 struct Lane {
@@ -180,7 +181,7 @@ impl Relay {
                     Edge::Native(device.import_timeline(&to.device.export_timeline(to.timeline)?)?)
                 } else {
                     let timeline = device.create_timeline(false)?;
-                    Edge::Gate(Gate { timeline, wanted: AtomicU64::new(0), opened: AtomicU64::new(0) })
+                    Edge::Gate(Gate { timeline, wanted: AtomicU64::new(0), opened: Mutex::default() })
                 })
             };
             actors[actor].edges = actors.iter().enumerate().map(edge).collect::<Result<_>>()?;
@@ -359,7 +360,9 @@ impl Relay {
             Edge::Native(timeline) => return Some(Point { timeline: *timeline, value }),
             Edge::Own | Edge::Held => {
                 let own = Point { timeline: self.actors[other].timeline, value };
-                return Some(self.departure_to(other, value).unwrap_or(own));
+                let point = self.departure_to(other, value).unwrap_or(own);
+                // A departure may have come in between, and its timeline is not the rank's own.
+                return (self.board[other].load(SeqCst) < value).then_some(point);
             }
         };
         gate.wanted.fetch_max(value, SeqCst);
@@ -456,8 +459,10 @@ impl Relay {
         self.board[actor].fetch_max(value, SeqCst);
         for other in &self.actors {
             let Edge::Gate(gate) = &other.edges[actor] else { continue };
-            if gate.wanted.load(SeqCst) > gate.opened.load(SeqCst) && gate.opened.fetch_max(value, SeqCst) < value {
+            let mut opened = gate.opened();
+            if gate.wanted.load(SeqCst) > *opened && value > *opened {
                 other.device.signal(Point { timeline: gate.timeline, value })?;
+                *opened = value;
             }
         }
         let bit = 1 << (actor % 64);
@@ -605,10 +610,11 @@ impl Relay {
         for actor in &self.actors {
             for (other, edge) in self.actors.iter().zip(&actor.edges) {
                 let Edge::Gate(gate) = edge else { continue };
-                let value = other.issued.load(SeqCst);
-                if gate.opened.fetch_max(value, SeqCst) < value {
+                let (value, mut opened) = (other.issued.load(SeqCst), gate.opened());
+                if value > *opened {
                     // A device that is gone needs no gate opened.
                     let _ = actor.device.signal(Point { timeline: gate.timeline, value });
+                    *opened = value;
                 }
             }
         }
@@ -617,6 +623,12 @@ impl Relay {
         if let Some(trace) = &self.trace {
             trace.submitted(work.actor as u32, work.value, &work.waits);
         }
+    }
+}
+
+impl Gate {
+    fn opened(&self) -> MutexGuard<'_, u64> {
+        self.opened.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

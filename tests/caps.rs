@@ -13,9 +13,11 @@ use std::{
 };
 
 /// A call of two ranks may cost so much, on whichever software driver and by whichever algorithm: driver calls of both
-/// ranks' devices, which only native Vulkan counts, and allocations of all threads.
+/// ranks' devices, which only native Vulkan counts, and allocations of all threads. A device that records anew for every
+/// submit is allowed more of them.
 const DRIVER_CALLS: f64 = 96.0;
-const ALLOCATIONS: f64 = 275.0;
+const ALLOCATIONS: f64 = 96.0;
+const ALLOCATIONS_RECORDING: f64 = 320.0;
 
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
@@ -64,6 +66,8 @@ fn a_settled_call_costs_the_host_little() {
     let devices = ranks(2);
     let comm = builder(&devices).build().unwrap();
     let buffers: Vec<Buffer> = devices.iter().map(|d| Buffer::new(d, DataType::F32, 4_096).unwrap()).collect();
+    let records = devices.iter().any(|d| !d.limits().resubmit);
+    let most = if records { ALLOCATIONS_RECORDING } else { ALLOCATIONS };
     let driver_calls = |devices: &[Arc<dyn Device>]| devices.iter().map(|d| d.counters().driver_calls).sum::<u64>();
     for algorithm in [Algorithm::OneShot, Algorithm::TwoShot, Algorithm::Host] {
         let call = || {
@@ -78,6 +82,6 @@ fn a_settled_call_costs_the_host_little() {
         let (calls, allocations) = (a_call(after.0 - before.0), a_call(after.1 - before.1));
         println!("all_reduce by {algorithm}: {calls:.1} driver calls, {allocations:.1} allocations");
         assert!(calls <= DRIVER_CALLS || spins(), "{algorithm}: {calls} driver calls, {DRIVER_CALLS} allowed");
-        assert!(allocations <= ALLOCATIONS, "{algorithm}: {allocations} allocations, {ALLOCATIONS} allowed");
+        assert!(allocations <= most, "{algorithm}: {allocations} allocations, {most} allowed");
     }
 }

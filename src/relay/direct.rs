@@ -43,21 +43,24 @@ impl Relay {
     pub(super) fn depart(&self) -> crate::contract::Result<()> {
         for lane in &self.lanes {
             for place in 0..lane.actors.len() {
-                loop {
-                    let work = {
-                        let mut state = lane.lock();
-                        let met = |work: &Work| work.waits.iter().all(|&(a, v)| self.board[a].load(SeqCst) >= v);
-                        state.departures[place].pop_front_if(|work| met(work))
-                    };
-                    let Some(work) = work else { break };
-                    self.record(&work);
-                    self.leave(&work)?;
+                while let Some(work) = self.depart_first(lane, place)? {
                     self.publish(work.actor, work.value)?;
                     work.operation.completed(work.actor);
                 }
             }
         }
         Ok(())
+    }
+    /// Lets go of the rank whose departure is the first, if its waits are met. Several lanes may do this at once, and
+    /// values only rise: so a departure stays the first until it is signalled and on the board.
+    fn depart_first(&self, lane: &Lane, place: usize) -> crate::contract::Result<Option<Work>> {
+        let queue = &mut lane.lock().departures[place];
+        let met = |work: &&Work| work.waits.iter().all(|&(a, v)| self.board[a].load(SeqCst) >= v);
+        let Some(work) = queue.front().filter(met) else { return Ok(None) };
+        self.record(work);
+        self.leave(work)?;
+        self.board[work.actor].fetch_max(work.value, SeqCst);
+        Ok(queue.pop_front())
     }
     /// Signals a departure.
     pub(super) fn leave(&self, work: &Work) -> crate::contract::Result<()> {

@@ -13,7 +13,7 @@ const ALLOWLIST: &str = include_str!("../../validation-allowlist.txt");
 /// What the loader prints as it puts the layer between a program and a device.
 const INSERTED: &str = "Inserted device layer \"VK_LAYER_KHRONOS_validation\"";
 /// Has the layer pass on the handles of the driver.
-const OWN_HANDLES: (&str, &str) = ("VK_LAYER_DISABLES", "VK_VALIDATION_FEATURE_DISABLE_UNIQUE_HANDLES_EXT");
+const OWN_HANDLES: (&str, &str) = ("VK_LAYER_UNIQUE_HANDLES", "0");
 /// For the suite: one number of ranks, as more raise no other messages and a watched call costs several others; and one
 /// test at a time, with marks around its probes, so that a message is known to be of a probe.
 const WATCHED: &[(&str, &str)] = &[("ALLHANDS_RANKS", "3"), ("ALLHANDS_WATCHED", "1"), ("RUST_TEST_THREADS", "1")];

@@ -319,12 +319,14 @@ fn what_the_limits_lack_is_refused(device: &Arc<dyn Device>) -> Outcome {
     }
     let buffer = rig.buffer(4096, Memory::Device)?;
     for kind in [SharedKind::DmaBuf, SharedKind::OpaqueFd, SharedKind::Host] {
-        if !limits.memory_export.contains(&kind) {
-            let what = format!("export as {kind:?}");
-            refused(&what, "Unsupported", device.export(buffer, kind).map(|_| ()), unsupported)?;
+        let what = format!("export as {kind:?} of a buffer that was not made exportable");
+        let exported = device.export(buffer, kind).map(|_| ());
+        if limits.unified && kind == SharedKind::Host {
+            exported.map_err(|e| format!("{what} was to succeed, as its memory is the host's own; it said: {e}"))?;
+        } else if limits.memory_export.contains(&kind) {
+            refused(&what, "an error", exported, |_| true)?;
         } else {
-            let what = format!("export as {kind:?} of a buffer that was not made exportable");
-            refused(&what, "an error", device.export(buffer, kind).map(|_| ()), |_| true)?;
+            refused(&what, "Unsupported", exported, unsupported)?;
         }
     }
     if !limits.gated {
