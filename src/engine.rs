@@ -156,6 +156,10 @@ impl Scheduled {
     pub fn staging_bytes(&self) -> u64 {
         self.lock().staging.bytes()
     }
+    /// Forms of memory that staging could not be had in where it then was had in another, and why.
+    pub fn refused(&self) -> Vec<String> {
+        self.lock().staging.refused()
+    }
     /// Fills the pools with a pattern.
     pub fn poison_staging(&self, pattern: u32) -> Result<()> {
         self.lock().staging.poison(&self.devices, pattern)

@@ -153,6 +153,8 @@ pub struct Attempt {
     pub sync: Sync,
     /// What came of it.
     pub outcome: Outcome,
+    /// Where it was proven: the forms of memory that were refused before one was accepted, and why.
+    pub refused: Vec<String>,
 }
 
 /// What came of an attempt.
@@ -331,6 +333,7 @@ fn pair(
     for path in Path::ALL {
         for sync in Sync::ALL {
             let wanted = forced.path.is_none_or(|p| p == path) && forced.sync.is_none_or(|s| s == sync);
+            let mut refused = Vec::new();
             let outcome = if !wanted {
                 Outcome::NotTried
             } else if let Some(why) = refusal(path, sync, devices).or_else(|| unproven(path, devices, forced)) {
@@ -357,11 +360,12 @@ fn pair(
                     }
                 };
                 match prove().or_else(retry) {
-                    Ok((measured, took)) => {
-                        if let Some(took) = took {
-                            timing.keep(way, measured, took);
+                    Ok(proof) => {
+                        if let Some(took) = proof.took {
+                            timing.keep(way, proof.measured, took);
                         }
-                        proven.push((attempts.len(), measured));
+                        refused = proof.refused;
+                        proven.push((attempts.len(), proof.measured));
                         Outcome::Spare
                     }
                     Err(why) => {
@@ -370,7 +374,7 @@ fn pair(
                     }
                 }
             };
-            attempts.push(Attempt { path, sync, outcome });
+            attempts.push(Attempt { path, sync, outcome, refused });
         }
     }
     // One that the next is faster than is not worth using, unless all others fail.

@@ -55,14 +55,23 @@ impl Siblings {
     }
 }
 
-/// Proves a path, and measures it unless what is known agrees with the proof: what it is, and how long measuring took.
+/// What a proof found.
+pub(crate) struct Proven {
+    pub measured: Measured,
+    /// How long measuring took; `None`: what was known agrees with the proof.
+    pub took: Option<Duration>,
+    /// Forms of memory that were refused before one was accepted, and why.
+    pub refused: Vec<String>,
+}
+
+/// Proves a path, and measures it unless what is known agrees with the proof.
 pub(crate) fn prove(
     (path, sync): (Path, Sync),
     devices: [&Arc<dyn Device>; 2],
     siblings: &Siblings,
     known: Option<Measured>,
     clock: &Clock,
-) -> std::result::Result<(Measured, Option<Duration>), String> {
+) -> std::result::Result<Proven, String> {
     let (devices, siblings, clock) = (devices.map(Arc::clone), siblings.clone(), clock.clone());
     apart(move |step| {
         let text = |e: crate::Error| e.to_string();
@@ -76,7 +85,7 @@ pub(crate) fn prove(
             best = best.min(exchange.prove(round)?);
         }
         if let Some(known) = known.filter(|m| best < m.bulk.max(m.small) * STALE && m.small < best * STALE) {
-            return Ok((known, None));
+            return Ok(Proven { measured: known, took: None, refused: engine.refused() });
         }
         let measure = || {
             let exchange = Exchange::new(&devices, &engine, step, BULK_ELEMENTS)?;
@@ -86,7 +95,8 @@ pub(crate) fn prove(
             Ok(Measured { small: small[small.len() / 2], bulk: bulk.into_iter().min().unwrap_or_default() })
         };
         let start = Instant::now();
-        Ok((measure().map_err(text)?, Some(start.elapsed())))
+        let measured = measure().map_err(text)?;
+        Ok(Proven { measured, took: Some(start.elapsed()), refused: engine.refused() })
     })
 }
 

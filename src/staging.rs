@@ -86,6 +86,10 @@ impl Staging {
     pub fn bytes(&self) -> u64 {
         self.pools().map(|p| p.sizes.values().sum::<u64>() * p.banks).sum()
     }
+    /// Forms of memory that could not be had where another then could, and why.
+    pub fn refused(&self) -> Vec<String> {
+        self.pools().flat_map(|p| p.refused.iter().cloned()).collect()
+    }
     /// Fills all staging with a pattern, so that a read of what was never written shows. Only while nothing runs.
     pub fn poison(&self, devices: &Devices, pattern: u32) -> Result<()> {
         for pool in self.pools() {
@@ -151,6 +155,8 @@ pub(crate) struct Pool {
     /// What each other actor calls the buffer.
     views: BTreeMap<(Actor, Home, Actor), BufferId>,
     turns: Mutex<Turns>,
+    /// Forms of memory that could not be had where another then could, and why.
+    refused: Vec<String>,
 }
 
 struct Turns {
@@ -170,6 +176,7 @@ impl Pool {
             buffers: BTreeMap::new(),
             views: BTreeMap::new(),
             turns: Mutex::new(turns),
+            refused: Vec::new(),
         };
         // On an error the drop of `pool` frees what was made so far.
         let mut buffers = Needs::new();
@@ -206,7 +213,7 @@ impl Pool {
             if importer.info().id == buffer.device {
                 continue;
             }
-            let view = share(&device, buffer, &importer, home)?;
+            let view = share(&device, buffer, &importer, home, &mut self.refused)?;
             self.views.insert((owner, home, actor), view);
             if let Some(trace) = trace {
                 trace.alias(view, buffer);
@@ -253,8 +260,14 @@ fn allocation((owner, home): (Actor, Home)) -> (Actor, Home) {
 }
 
 /// Gives `importer` a view of a buffer, in the first form that both have. An inbox is device memory, and crosses as
-/// such even where the host could see it.
-fn share(device: &Arc<dyn Device>, buffer: BufferId, importer: &Arc<dyn Device>, home: Home) -> Result<BufferId> {
+/// such even where the host could see it. `refused` gets the forms that were tried in vain.
+fn share(
+    device: &Arc<dyn Device>,
+    buffer: BufferId,
+    importer: &Arc<dyn Device>,
+    home: Home,
+    refused: &mut Vec<String>,
+) -> Result<BufferId> {
     let (out, into) = (&device.limits().memory_export, &importer.limits().memory_import);
     let mut refusal = contract::Error::Unsupported {
         device: importer.info().id,
@@ -268,7 +281,9 @@ fn share(device: &Arc<dyn Device>, buffer: BufferId, importer: &Arc<dyn Device>,
             match device.export(buffer, kind).and_then(|shared| importer.import(&shared)) {
                 Ok(view) => return Ok(view),
                 Err(error) => {
-                    log::warn!("{kind:?} from {} to {}: {error}", device.info().id, importer.info().id);
+                    let why = format!("{kind:?} from {} to {}: {error}", device.info().id, importer.info().id);
+                    log::warn!("{why}");
+                    refused.push(why);
                     refusal = error;
                 }
             }

@@ -41,7 +41,7 @@ fn a_device_restricted_to_what_wgpu_hal_offers_conforms() {
     let restrict = |limits: &mut Limits| {
         limits.gated = false;
         limits.resubmit = false;
-        limits.mapped = false;
+        (limits.mapped, limits.unified) = (false, false);
         limits.max_sources = 2;
         limits.max_bindings = 4;
         limits.write_granularity = 4;

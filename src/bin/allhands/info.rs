@@ -40,6 +40,8 @@ struct Tried {
     path: &'static str,
     sync: &'static str,
     outcome: String,
+    /// Forms of memory that were refused before one was accepted.
+    refused: Vec<String>,
 }
 
 impl Info {
@@ -67,6 +69,7 @@ impl Info {
                 "found": found.iter().map(DeviceName::to_string).collect::<Vec<_>>(),
                 "devices": described.map(json_of).collect::<Vec<_>>(),
                 "ranks": ranks.iter().map(DeviceName::to_string).collect::<Vec<_>>(),
+                "host_reaches": (0..comm.ranks()).map(|rank| comm.host_reaches(rank).err()).map(reach_json).collect::<Value>(),
                 "links": links,
                 "switch_points": switch_points_json(&comm),
             });
@@ -80,8 +83,12 @@ impl Info {
             }
         }
         text.push('\n');
-        for (rank, name) in ranks.iter().enumerate() {
-            text += &format!("rank {rank} on {name}\n");
+        for (rank, name) in (0..).zip(&ranks) {
+            let reach = match comm.host_reaches(rank) {
+                Ok(()) => "host workers reach its memory".into(),
+                Err(why) => format!("host workers keep off its memory: {why}"),
+            };
+            text += &format!("rank {rank} on {name}; {reach}\n");
         }
         text += &format!("\n{}", links_text(&links));
         text += &format!("\n{}", switch_points_text(&comm));
@@ -89,11 +96,17 @@ impl Info {
     }
 }
 
+/// `true`, or why not.
+fn reach_json(why_not: Option<&str>) -> Value {
+    why_not.map_or(json!(true), |why| json!(why))
+}
+
 fn pair(link: &Link) -> Pair {
     let tried = link.attempts.iter().map(|a| Tried {
         path: a.path.name(),
         sync: a.sync.name(),
         outcome: a.outcome.to_string(),
+        refused: a.refused.clone(),
     });
     Pair {
         from: link.from,
@@ -116,9 +129,15 @@ fn links_text(links: &[Pair]) -> String {
     }
     // Pairs for which the same was tried with the same end share a line.
     let mut tried: BTreeMap<(usize, &str, &str, &str), Vec<String>> = BTreeMap::new();
+    let mut refused: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for l in links {
+        let pair = format!("{}->{}", l.from, l.to);
         for (order, t) in l.attempts.iter().enumerate() {
-            tried.entry((order, t.path, t.sync, &t.outcome)).or_default().push(format!("{}->{}", l.from, l.to));
+            tried.entry((order, t.path, t.sync, &t.outcome)).or_default().push(pair.clone());
+            for why in &t.refused {
+                let pairs = refused.entry(why).or_default();
+                pairs.extend((!pairs.contains(&pair)).then(|| pair.clone()));
+            }
         }
     }
     if !tried.is_empty() {
@@ -127,6 +146,12 @@ fn links_text(links: &[Pair]) -> String {
     for ((_, path, sync, outcome), pairs) in tried {
         let who = if pairs.len() == links.len() { "all pairs".into() } else { pairs.join(" ") };
         out += &format!("  {path}, {sync}: {outcome} ({who})\n");
+    }
+    if !refused.is_empty() {
+        out += "\nForms of memory that were refused where another was accepted:\n";
+    }
+    for (why, pairs) in refused {
+        out += &format!("  {why} ({})\n", pairs.join(" "));
     }
     out
 }
@@ -335,10 +360,16 @@ mod tests {
             sync: "relay",
             latency_us: 1.0,
             bandwidth_gb_s: 2.0,
-            attempts: vec![Tried { path: "shared-host", sync: "relay", outcome: outcome.into() }],
+            attempts: vec![Tried {
+                path: "shared-host",
+                sync: "relay",
+                outcome: outcome.into(),
+                refused: vec!["Host: no".into()],
+            }],
         };
         let text = links_text(&[pair(0, 1, "refused: no import"), pair(1, 0, "refused: no import")]);
         assert!(text.contains("shared-host, relay: refused: no import (all pairs)"), "{text}");
+        assert!(text.contains("Host: no (0->1 1->0)"), "{text}");
         let text = links_text(&[pair(0, 1, "refused: no import"), pair(1, 0, "failed its proof: zeros")]);
         assert!(text.contains("(0->1)") && text.contains("zeros (1->0)"), "{text}");
     }
