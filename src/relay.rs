@@ -547,10 +547,11 @@ impl Relay {
         let progress = self.start + Duration::from_nanos(self.progress.load(SeqCst));
         progress.max(operation.started) + operation.deadline
     }
-    /// What the operation's caller has it wait for on the lane's device, so that the lane sees it come.
+    /// What the operation's caller has it wait for on the lane's device and has not come, so that the lane sees it come.
     fn awaited(&self, operation: &Operation, lane: &Lane) -> Vec<Point> {
+        let to_come = |point: &Point| lane.device.value(point.timeline).is_ok_and(|value| value < point.value);
         let here = operation.after.iter().filter(|(device, _)| device.info().id == lane.device.info().id);
-        if operation.may_run() { Vec::new() } else { here.map(|(_, point)| *point).collect() }
+        if operation.may_run() { Vec::new() } else { here.map(|(_, point)| *point).filter(to_come).collect() }
     }
     fn touch(&self) {
         self.progress.store((self.clock.now() - self.start).as_nanos() as u64, SeqCst);

@@ -139,9 +139,12 @@ fn around(comm: &Communicator, ranks: &mut [Rank], table: &Table, request: &Requ
     // The first repetition of each warms up.
     for repetition in 0..=request.repetitions {
         let which = repetition as usize % 2;
+        // Either is timed after the same: what a check of the results leaves in the caches would else be one's alone.
+        repeat(ranks, table, which, None)?;
         let (whole, pending) = repeat(ranks, table, which, Some((comm, request.algorithm)))?;
         wrong += table.wrong(which)?;
         report = pending.map(|p| p.report().clone());
+        repeat(ranks, table, which, None)?;
         let own = repeat(ranks, table, which, None)?.0;
         let empty = nothing(&mut ranks[0])?;
         if repetition > 0 {
