@@ -4,7 +4,8 @@
 //!
 //! A repetition is an application's: on every rank's queue a dispatch writes the input, the all-reduce follows, a
 //! dispatch reads the output, ordered by timelines alone. The same two dispatches without the all-reduce are timed too.
-//! `alone`: calls without anything around them, each waited for, and then one after the other.
+//! `alone`: calls without anything around them, each waited for (`start`: until it returned), and then one after the
+//! other.
 use crate::{
     Failure,
     args::{self, Auto, Backend, List},
@@ -34,6 +35,9 @@ pub struct Rounds {
     /// How many ranks
     #[arg(short = 'g', long)]
     ranks: usize,
+    /// Ranks of one name share one device: two of one GPU make it switch between them for every hop
+    #[arg(long)]
+    share: bool,
 }
 
 /// What a line asks for.
@@ -81,7 +85,10 @@ impl Rounds {
             Some(List(names)) => names.clone(),
             None => self.backend.devices()?.into_iter().take(1).collect(),
         };
-        let opened = args::open(&names, self.ranks)?;
+        let opened = match self.share {
+            true => args::open(&names, names.len())?.into_iter().cycle().take(self.ranks).collect(),
+            false => args::open(&names, self.ranks)?,
+        };
         let comm = opened.iter().fold(Communicator::builder(), |b, d| b.rank(d.clone())).build()?;
         let mut ranks = Vec::new();
         for device in opened {
@@ -169,12 +176,15 @@ fn alone(comm: &Communicator, ranks: &mut [Rank], table: &Table, request: &Reque
         comm.call(Collective::AllReduce, Some(ReduceOp::Sum), parts).algorithm(request.algorithm).start()
     };
     let mut wrong = 0;
-    let mut calls = Vec::new();
+    let (mut starts, mut calls) = (Vec::new(), Vec::new());
     repeat(ranks, table, 0, None)?; // writes the inputs
     for repetition in 0..=request.repetitions {
         let start = Instant::now();
-        call()?.wait()?;
+        let pending = call()?;
+        let returned = since(start);
+        pending.wait()?;
         if repetition > 0 {
+            starts.push(returned);
             calls.push(since(start));
         }
     }
@@ -187,7 +197,7 @@ fn alone(comm: &Communicator, ranks: &mut [Rank], table: &Table, request: &Reque
     let train = since(start) / f64::from(request.repetitions);
     repeat(ranks, table, 1, None)?;
     wrong += table.wrong(1)?;
-    say(format_args!("call={:.3} train={train:.3} wrong={wrong}", median(calls)))?;
+    say(format_args!("call={:.3} start={:.3} train={train:.3} wrong={wrong}", median(calls), median(starts)))?;
     Ok(wrong)
 }
 
