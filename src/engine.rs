@@ -47,15 +47,13 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
-    /// For a proof: every pair by the same path, nothing measured yet.
-    pub fn alike(devices: Vec<Arc<dyn Device>>, path: Path, sync: Sync, clock: Clock) -> Self {
-        let n = devices.len() as u32;
-        let pairs = (0..n).flat_map(|from| (0..n).map(move |to| (from, to))).filter(|(from, to)| from != to);
-        let link = |(from, to)| Link::untried(from, to, path, sync);
+    /// For a proof: two ranks, from the first to the second by the first way, nothing measured yet.
+    pub fn of_proof(devices: Vec<Arc<dyn Device>>, ways: [(Path, Sync); 2], clock: Clock) -> Self {
+        let link = |(from, (path, sync))| Link::untried(from, 1 - from, path, sync);
         let speeds = vec![Speed { submit: 1e-5, launch: 0.0, copy: 1e9, reduce: 1e9, overlap: false }; devices.len()];
         let arithmetic = vec![Arc::default(); devices.len()];
         let reach = vec![Err("a proof of links".into()); devices.len()];
-        let found = Found { links: pairs.map(link).collect(), speeds, arithmetic, reach };
+        let found = Found { links: (0..).zip(ways).map(link).collect(), speeds, arithmetic, reach };
         Setup { devices, found, clock, trace: None, skip_wait: None }
     }
 }

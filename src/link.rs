@@ -14,7 +14,8 @@
 //! An import that succeeds proves nothing: there are drivers that return success and then read zeros, at full speed.
 //! So each path is proven before it is used, on throwaway devices: a pattern that depends on address and attempt goes
 //! both ways at once, under a deadline, through the same schedules, staging and relay as any later call. Then it is
-//! timed, and a path slower than the next one is not used. A failed proof is no error: the next path is taken, and
+//! timed, and a path slower than the next one is not used. Where peer access does not go both ways, it is tried each way
+//! alone. A failed proof is no error: the next path is taken, and
 //! the link keeps what was tried and why it lost.
 use crate::{
     Error, Result,
@@ -153,6 +154,8 @@ pub struct Attempt {
     pub sync: Sync,
     /// What came of it.
     pub outcome: Outcome,
+    /// Proven for this direction alone, while data went the other way as it does on that link.
+    pub one_way: bool,
     /// Where it was proven: the forms of memory that were refused before one was accepted, and why.
     pub refused: Vec<String>,
 }
@@ -233,18 +236,18 @@ pub(crate) fn find(devices: &[Arc<dyn Device>], forced: Forced, clock: &Clock) -
         }
     }
     let reach = devices.iter().map(|d| reached[&d.info().id].clone()).collect();
-    let mut known: HashMap<(DeviceId, DeviceId), Link> = HashMap::new();
+    let mut known: HashMap<(DeviceId, DeviceId), [Link; 2]> = HashMap::new();
     let mut links = Vec::new();
     for from in 0..devices.len() {
         for to in (0..devices.len()).filter(|to| *to != from) {
             let (a, b) = (from.min(to), from.max(to));
             let key = (devices[a].info().id, devices[b].info().id);
             if !known.contains_key(&key) {
-                let link =
+                let both =
                     pair([a as u32, b as u32], [&devices[a], &devices[b]], &siblings, &mut timing, forced, clock)?;
-                known.insert(key, link);
+                known.insert(key, both);
             }
-            links.push(known[&key].between(from as u32, to as u32));
+            links.push(known[&key][usize::from(from > to)].between(from as u32, to as u32));
         }
     }
     timing.cache.save();
@@ -327,7 +330,7 @@ fn pair(
     timing: &mut Timing,
     forced: Forced,
     clock: &Clock,
-) -> Result<Link> {
+) -> Result<[Link; 2]> {
     let mut attempts = Vec::new();
     let mut proven: Vec<(usize, Measured)> = Vec::new();
     for path in Path::ALL {
@@ -345,7 +348,7 @@ fn pair(
                 let throw_away = || devices.iter().for_each(|d| siblings.throw_away(d));
                 let prove = || {
                     log::debug!(target: PROBE, "begins: {path} with {sync} between ranks {} and {}", ranks[0], ranks[1]);
-                    let outcome = proof::prove((path, sync), devices, siblings, known, clock);
+                    let outcome = proof::prove([(path, sync); 2], devices, siblings, known, clock);
                     log::debug!(target: PROBE, "ended");
                     outcome
                 };
@@ -374,7 +377,7 @@ fn pair(
                     }
                 }
             };
-            attempts.push(Attempt { path, sync, outcome, refused });
+            attempts.push(Attempt { path, sync, outcome, one_way: false, refused });
         }
     }
     // One that the next is faster than is not worth using, unless all others fail.
@@ -382,8 +385,7 @@ fn pair(
     while let [(first, a), (_, b), ..] = proven[..]
         && a.bulk > b.bulk.mul_f64(SLOWER)
     {
-        let why = format!("1 MiB in {:.0?}, and in {:.0?} by the next", a.bulk, b.bulk);
-        attempts[first].outcome = Outcome::Slower(why);
+        attempts[first].outcome = slower_than(a, b);
         slower.push(proven.remove(0));
     }
     proven.extend(slower);
@@ -392,11 +394,52 @@ fn pair(
     }
     let mut link = Link { attempts, proven, ..Link::untried(ranks[0], ranks[1], Path::Copied, Sync::Relay) };
     if link.choose() {
-        return Ok(link);
+        let mut links = [link.between(ranks[0], ranks[1]), link.between(ranks[1], ranks[0])];
+        if forced.path.is_none() && unproven(Path::Peer, devices, forced).is_none() {
+            (0..2).for_each(|direction| one_way(&mut links[direction], direction, devices, siblings, clock));
+        }
+        return Ok(links);
     }
     let tried = link.attempts.iter().filter(|a| a.outcome != Outcome::NotTried);
     let why: Vec<String> = tried.map(|a| format!("{} with {}: {}", a.path, a.sync, a.outcome)).collect();
     Err(Error::Path { ranks: (ranks[0], ranks[1]), why: why.join("; ") })
+}
+
+/// Takes peer access in one direction where it is to be had in that alone: of two drivers one may import what the other
+/// exports, and not the other way round.
+fn one_way(link: &mut Link, direction: usize, devices: [&Arc<dyn Device>; 2], siblings: &Siblings, clock: &Clock) {
+    let (writer, reader) = (devices[direction], devices[1 - direction]);
+    let (out, into) = (&reader.limits().memory_export, &writer.limits().memory_import);
+    let crosses = out.iter().any(|kind| *kind != SharedKind::Host && into.contains(kind));
+    let both_ways = link.proven.iter().any(|(attempt, _)| link.attempts[*attempt].path == Path::Peer);
+    let Some(&(_, measured)) = link.proven.first().filter(|_| crosses && !both_ways) else { return };
+    let mut ways = [(link.path, link.sync); 2];
+    ways[direction].0 = Path::Peer;
+    log::debug!(target: PROBE, "begins: peer one way between ranks {} and {}", link.from, link.to);
+    let proof = proof::prove(ways, devices, siblings, None, clock);
+    log::debug!(target: PROBE, "ended");
+    let (path, sync) = ways[direction];
+    let mut attempt = Attempt { path, sync, outcome: Outcome::Spare, one_way: true, refused: Vec::new() };
+    match proof {
+        Ok(proof) if proof.measured.bulk > measured.bulk.mul_f64(SLOWER) => {
+            attempt.outcome = slower_than(proof.measured, measured);
+        }
+        Ok(proof) => {
+            attempt.refused = proof.refused;
+            link.attempts.iter_mut().filter(|a| a.outcome == Outcome::Chosen).for_each(|a| a.outcome = Outcome::Spare);
+            link.proven.insert(0, (link.attempts.len(), proof.measured));
+        }
+        Err(why) => {
+            devices.iter().for_each(|d| siblings.throw_away(d));
+            attempt.outcome = Outcome::Failed(why);
+        }
+    }
+    link.attempts.push(attempt);
+    link.choose();
+}
+
+fn slower_than(this: Measured, next: Measured) -> Outcome {
+    Outcome::Slower(format!("1 MiB in {:.0?}, and in {:.0?} by the next", this.bulk, next.bulk))
 }
 
 /// Why peer access is not even tried: between two cards it can hang the host, so it takes a kept proof, or to be forced.

@@ -64,9 +64,10 @@ pub(crate) struct Proven {
     pub refused: Vec<String>,
 }
 
-/// Proves a path, and measures it unless what is known agrees with the proof.
+/// Proves the ways from the first device to the second and back, and measures them unless what is known agrees with the
+/// proof.
 pub(crate) fn prove(
-    (path, sync): (Path, Sync),
+    ways: [(Path, Sync); 2],
     devices: [&Arc<dyn Device>; 2],
     siblings: &Siblings,
     known: Option<Measured>,
@@ -77,7 +78,7 @@ pub(crate) fn prove(
         let text = |e: crate::Error| e.to_string();
         let open = |d| siblings.of(d).map_err(text).inspect(|_| step());
         let devices = [open(&devices[0])?, open(&devices[1])?];
-        let engine = Scheduled::new(Setup::alike(devices.to_vec(), path, sync, clock)).map_err(text)?;
+        let engine = Scheduled::new(Setup::of_proof(devices.to_vec(), ways, clock)).map_err(text)?;
         step();
         let exchange = Exchange::new(&devices, &engine, step, ELEMENTS).map_err(text)?;
         let mut best = Duration::MAX;

@@ -2,7 +2,7 @@
 //! results are right, and nothing is left behind. On the native Vulkan devices of the cell (`ALLHANDS_DEVICES`).
 mod common;
 
-use allhands::{Buffer, Communicator, Device, Error, Outcome, Path, ReduceOp};
+use allhands::{Buffer, Communicator, Device, Error, Link, Outcome, Path, ReduceOp};
 use allhands_vulkan::{Door, Doors, Fault, VulkanDevice, ash::vk};
 use common::{builder, hash};
 use std::{
@@ -162,6 +162,7 @@ fn starts_with_faults() {
     let Some(devices) = devices() else { return };
     a_start_takes_the_next_path(&devices);
     a_start_that_cannot_be_says_why(&devices);
+    peer_access_is_found_where_it_goes_one_way(&devices);
 }
 
 fn a_start_takes_the_next_path(devices: &[Arc<VulkanDevice>; 2]) {
@@ -204,7 +205,10 @@ fn a_start_takes_the_next_path(devices: &[Arc<VulkanDevice>; 2]) {
             assert!(proven.contains(&link.path), "{case:?}: {:?}", link.attempts);
         }
         if case.skip.is_none() && case.door == Door::Import {
-            assert_eq!(comm.links()[0].path, Path::Copied, "start {seed}, {case:?}: {:?}", comm.links()[0].attempts);
+            let shut = |rank: u32| case.ranks >> rank & 1 == 1;
+            // A rank writes into what it imports of another.
+            let may_be = |link: &Link| link.path == Path::Copied || link.path == Path::Peer && !shut(link.from);
+            assert!(comm.links().iter().all(may_be), "start {seed}, {case:?}: {:?}", comm.links());
         }
         works(&comm, devices, seed);
         met += u64::from(was_met);
@@ -220,6 +224,24 @@ fn a_start_takes_the_next_path(devices: &[Arc<VulkanDevice>; 2]) {
     println!("{starts} starts: {met} met a fault, {lower} took another path; grown: {growth:?} bytes in use, resident");
     assert!(met > starts / 2, "most draws are to be met");
     assert!(growth.0 < 256 << 10 && growth.1 < 16 << 20, "{growth:?} bytes");
+}
+
+/// A device that imports nothing still takes what another writes into its memory.
+fn peer_access_is_found_where_it_goes_one_way(devices: &[Arc<VulkanDevice>; 2]) {
+    devices[0].doors().shut(Door::Import, Fault::Fail(vk::Result::ERROR_INVALID_EXTERNAL_HANDLE));
+    let comm = builder(&ranks(devices)).build().unwrap();
+    let one_way = |link: &Link| link.attempts.iter().find(|a| a.one_way).map(|a| a.outcome.clone());
+    for link in comm.links() {
+        let found = one_way(link);
+        match link.from {
+            0 => assert!(matches!(found, Some(Outcome::Failed(_))), "{link:?}"),
+            _ => assert!(found.as_ref().is_some_and(is_proven), "{link:?}"),
+        }
+        assert!(link.path == Path::Copied || link.path == Path::Peer && link.from == 1, "{link:?}");
+    }
+    works(&comm, devices, 0);
+    devices[0].doors().open(Door::Import);
+    assert!(builder(&ranks(devices)).build().unwrap().links().iter().all(|link| one_way(link).is_none()));
 }
 
 fn is_proven(outcome: &Outcome) -> bool {

@@ -103,7 +103,7 @@ fn reach_json(why_not: Option<&str>) -> Value {
 
 fn pair(link: &Link) -> Pair {
     let tried = link.attempts.iter().map(|a| Tried {
-        path: a.path.name(),
+        path: if a.one_way { "peer one way" } else { a.path.name() },
         sync: a.sync.name(),
         outcome: a.outcome.to_string(),
         refused: a.refused.clone(),
