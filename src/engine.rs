@@ -3,7 +3,7 @@
 use crate::{
     Arithmetic, Error, Result,
     call::Checked,
-    contract::{Clock, DataType, Device, ReduceOp, Watch},
+    contract::{Clock, DataType, Device, ReduceOp, Spin, Watch},
     execute::{Batch, Plan, Reached, record, widen},
     link::{Found, Link, Sync},
     neutral::Neutral,
@@ -71,6 +71,8 @@ pub(crate) struct Scheduled {
     arithmetic: Vec<Arc<Arithmetic>>,
     /// Whether host workers reach the memory of every rank's device.
     reaches: bool,
+    /// For callers that wait, where that pays on every rank's device.
+    spin: Option<Arc<Spin>>,
     clock: Clock,
     trace: Option<Arc<Trace>>,
     skip_wait: Option<u64>,
@@ -108,6 +110,7 @@ impl Scheduled {
         // A worker folds the contributions of all ranks at once.
         let folds = workers[0].limits().max_sources >= n;
         let reaches = folds && setup.found.reach.iter().all(|r| r.is_ok());
+        let polls = setup.devices.iter().all(|d| d.limits().polls);
         let devices = Devices { ranks: setup.devices, workers };
         let recipes = Arc::new(Recipes::default());
         let watcher: Arc<dyn Watch> = recipes.clone();
@@ -121,6 +124,7 @@ impl Scheduled {
             tuner,
             arithmetic: setup.found.arithmetic,
             reaches,
+            spin: polls.then(Arc::default),
             plans: Plans::default(),
             recipes,
             path: common(setup.found.links.iter().map(|l| l.path.name())),
@@ -292,6 +296,7 @@ impl Scheduled {
             self.report(plan),
             self.clock.clone(),
             turn.as_ref().map(|t| t.pool.clone()),
+            self.spin.clone(),
         );
         // The first submission of each actor follows all that used the bank before.
         let bank: Vec<(usize, u64)> = match &turn {

@@ -1,7 +1,7 @@
 //! What a call returns: an operation on its way.
 use crate::{
     Error, Result,
-    contract::{Clock, Device, Point, Wake},
+    contract::{Clock, Device, Point, Spin, Wake},
     schedule::Algorithm,
     staging::Pool,
 };
@@ -34,7 +34,15 @@ impl Pending {
     /// Waits until every local rank's input may be overwritten and its output read. Ends with an error at the latest
     /// when the call has made no progress for the length of its deadline.
     pub fn wait(&self) -> Result<()> {
-        self.operations().try_for_each(|o| o.wait_until(None, Progress::finished).map(|_| ()))
+        self.operations().try_for_each(|o| {
+            let start = Instant::now();
+            if let Some(spin) = &o.spin {
+                spin.look(|| o.over.load(SeqCst));
+            }
+            o.wait_until(None, Progress::finished)?;
+            o.spin.iter().for_each(|spin| spin.took(start.elapsed()));
+            Ok(())
+        })
     }
     /// The same, for so long at most; false if it was not done by then.
     pub fn wait_for(&self, timeout: Duration) -> Result<bool> {
@@ -129,6 +137,10 @@ pub(crate) struct Operation {
     /// Staging lives as long as its last use.
     pub _pool: Option<Arc<Pool>>,
     begun: AtomicBool,
+    /// Nothing of it is pending any more: it is finished, or has failed.
+    over: AtomicBool,
+    /// Where a caller sees the end sooner that way.
+    spin: Option<Arc<Spin>>,
     state: Mutex<Progress>,
     changed: Condvar,
 }
@@ -161,6 +173,7 @@ impl Operation {
         report: Report,
         clock: Clock,
         pool: Option<Arc<Pool>>,
+        spin: Option<Arc<Spin>>,
     ) -> Arc<Self> {
         let operation = Arc::new(Operation {
             what,
@@ -171,6 +184,8 @@ impl Operation {
             report,
             _pool: pool,
             begun: AtomicBool::new(false),
+            over: AtomicBool::new(false),
+            spin,
             state: Mutex::new(Progress { unsubmitted: submissions.clone(), incomplete: submissions, error: None }),
             changed: Condvar::new(),
             clock: clock.clone(),
@@ -195,6 +210,7 @@ impl Operation {
         if let Some(n) = state.incomplete.get_mut(actor) {
             *n -= 1;
             if *n == 0 && state.finished() {
+                self.over.store(true, SeqCst);
                 self.changed.notify_all();
             }
         }
@@ -204,6 +220,7 @@ impl Operation {
         let mut state = self.lock();
         if !state.finished() && state.error.is_none() {
             state.error = Some(error);
+            self.over.store(true, SeqCst);
             self.changed.notify_all();
         }
     }

@@ -99,15 +99,15 @@ const STEPS: [Step; 8] = [
         program: PROGRAM,
         arguments: "info --devices vulkan:0,vulkan:1",
         environment: "",
-        shows: &["imports dma-buf", "peer, relay: refused"],
+        shows: &["imports dma-buf", "peer, relay: refused", "peer one way, relay: *(1->0)"],
     },
     Step {
         name: "all-reduce-venus",
         drivers: Drivers::LlvmpipeAndVenus,
         program: PROGRAM,
-        arguments: "perf all_reduce --devices vulkan:0,vulkan:1 -b 4 -e 1M -f 16 -n 3 -w 1 -c 1",
+        arguments: "perf all_reduce --devices vulkan:0,vulkan:1 --algorithm one-shot -b 4 -e 1M -f 16 -n 3 -w 1 -c 1",
         environment: "",
-        shows: &["rank * on * venus", "rank * on * llvmpipe", " f32 *sum * 0 * 0 "],
+        shows: &["rank * on * venus", "rank * on * llvmpipe", " f32 *sum * 0 * 0 * one-shot "],
     },
     Step {
         name: "sharing",

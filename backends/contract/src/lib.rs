@@ -12,6 +12,7 @@
 //! | `limits` | who a device is and what it can do |
 //! | `memory` | buffers, and memory that crosses from one device to another |
 //! | `data` | element types and reductions: what may be asked, and its exact meaning |
+//! | `spin` | to look for a while before one sleeps |
 //! | `watch` | who wants to know that a buffer goes |
 //! | `clock` | real and virtual time, for deadlines |
 //! | `error` | what can go wrong, each with the device, the reason and what would be right |
@@ -29,6 +30,7 @@ mod limits;
 mod memory;
 mod op;
 mod slab;
+mod spin;
 mod watch;
 
 pub use clock::{Clock, Wake};
@@ -40,4 +42,5 @@ pub use limits::{Counters, Info, Limits};
 pub use memory::{BufferDesc, HostRegion, Memory, SharedFd, SharedHandle, SharedKind, SharedMemory, SharedTimeline};
 pub use op::{Domain, Kernel, Op, Wire, check_ops};
 pub use slab::Slab;
+pub use spin::Spin;
 pub use watch::{Watch, Watchers};

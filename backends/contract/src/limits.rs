@@ -38,6 +38,9 @@ pub struct Limits {
     /// Whether device memory is the host's own, at its full speed: then every buffer that was made here can be exported
     /// as [`SharedKind::Host`], exportable or not, and its pages are the buffer's.
     pub unified: bool,
+    /// Whether who looks again and again sees an end sooner than who sleeps, and takes no core from the work: not on a
+    /// device that is the processor. See [`Spin`](crate::Spin).
+    pub polls: bool,
     /// Most sources of one kernel.
     pub max_sources: u32,
     /// Most buffers that one kernel binds, stores and sources together.

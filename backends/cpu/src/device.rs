@@ -397,6 +397,7 @@ fn limits(mode: Mode) -> Limits {
         host_reads_mapped: true,
         gates_see_host_writes: true,
         unified: true,
+        polls: false,
         max_sources: 64,
         max_bindings: 256,
         max_kernel_elements: 1 << 48,

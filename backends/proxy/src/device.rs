@@ -108,6 +108,7 @@ impl<A: ProxyApi> ProxyDevice<A> {
             host_reads_mapped: mapped
                 && matches!(exposed.info.device_type, wgt::DeviceType::Cpu | wgt::DeviceType::IntegratedGpu),
             unified: false,
+            polls: !software,
             max_sources: kernels::SOURCES as u32,
             max_bindings: kernels::BINDINGS as u32,
             // Of the widest type, so that a range of any fits a window.
@@ -128,7 +129,7 @@ impl<A: ProxyApi> ProxyDevice<A> {
             timelines: Mutex::default(),
             commands: Mutex::default(),
             transfers: Timeline::new(&gpu)?,
-            queue: Queue::new(gpu.clone()),
+            queue: Queue::new(gpu.clone(), software),
             adapter: index,
             info: Info {
                 id,

@@ -3,7 +3,7 @@
 //! A timeline is a hal fence. A queue runs its submissions in order, so of any set of points the one submitted first
 //! is reached first: waiting for any of them is waiting for that one, or for a wake.
 use crate::{api::ProxyApi, gpu::Gpu, memory::Buffer};
-use allhands_contract::{Result, Waited};
+use allhands_contract::{Result, Spin, Waited};
 use std::{
     collections::VecDeque,
     mem::ManuallyDrop,
@@ -116,6 +116,8 @@ pub(crate) struct Queue<A: ProxyApi> {
     wakes: Mutex<u64>,
     /// Notified, under the lock of `wakes`, at a wake and at a submit.
     stirred: Condvar,
+    /// None on a device that is the processor.
+    spin: Option<Spin>,
     pub submits: AtomicU64,
     pub dispatches: AtomicU64,
     pub copies: AtomicU64,
@@ -127,7 +129,7 @@ const SPARE_ENCODERS: usize = 32;
 const PATIENCE: Duration = Duration::from_secs(5);
 
 impl<A: ProxyApi> Queue<A> {
-    pub fn new(gpu: Arc<Gpu<A>>) -> Self {
+    pub fn new(gpu: Arc<Gpu<A>>, software: bool) -> Self {
         Queue {
             gpu,
             turn: Mutex::default(),
@@ -135,6 +137,7 @@ impl<A: ProxyApi> Queue<A> {
             encoders: Mutex::default(),
             wakes: Mutex::default(),
             stirred: Condvar::new(),
+            spin: (!software).then(Spin::default),
             submits: AtomicU64::new(0),
             dispatches: AtomicU64::new(0),
             copies: AtomicU64::new(0),
@@ -229,13 +232,18 @@ impl<A: ProxyApi> Queue<A> {
 
     /// [`Device::wait_any`](allhands_contract::Device::wait_any).
     pub fn wait_any(&self, points: &[(Arc<Timeline<A>>, u64)], wakes: u64, deadline: Instant) -> Result<Waited> {
+        let start = Instant::now();
+        let come = || points.iter().try_fold(false, |come, (timeline, value)| Ok(come || timeline.is_at(*value)?));
         loop {
             self.gpu.status()?;
-            for (timeline, value) in points {
-                if timeline.is_at(*value)? {
-                    self.retire()?;
-                    return Ok(Waited::Reached);
-                }
+            if let Some(spin) = &self.spin {
+                // What goes wrong while it looks goes wrong again below.
+                spin.look(|| come().unwrap_or(true) || *lock(&self.wakes) != wakes);
+            }
+            if come()? {
+                self.retire()?;
+                self.spin.iter().for_each(|spin| spin.took(start.elapsed()));
+                return Ok(Waited::Reached);
             }
             let left = {
                 let now = lock(&self.wakes);

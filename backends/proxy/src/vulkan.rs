@@ -162,7 +162,7 @@ mod tests {
         let open = unsafe { exposed.adapter.open(features, limits, &wgt::MemoryHints::MemoryUsage) }.unwrap();
         let gpu = Arc::new(Gpu::new(DeviceId::unique(), open, false).unwrap());
         assert!(gpu.bell().is_some());
-        Some((gpu.clone(), Queue::new(gpu)))
+        Some((gpu.clone(), Queue::new(gpu, true)))
     }
 
     #[test]

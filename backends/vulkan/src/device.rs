@@ -145,6 +145,7 @@ impl VulkanDevice {
             }),
             unified: memory_type(&gpu.physical, Memory::Device, u32::MAX)
                 .is_some_and(|t| is_seen(&gpu.physical, Memory::Device, t)),
+            polls: !gpu.physical.software(),
             max_sources: kernels::SOURCES as u32,
             max_bindings: kernels::BINDINGS as u32,
             max_kernel_elements: windows.elements(),

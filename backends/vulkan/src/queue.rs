@@ -8,7 +8,7 @@
 //! timelines, and takes the core that the work needs. There a wait is for the one flight that comes first, in short
 //! slices; and while that flight stands at a gate, for what opens gates, which all passes through here.
 use crate::{doors::Door, gpu::Gpu, record::Commands, timeline::Timeline};
-use allhands_contract::{Result, Waited};
+use allhands_contract::{Result, Spin, Waited};
 use ash::vk;
 use std::{
     collections::VecDeque,
@@ -66,6 +66,7 @@ pub(crate) struct Queue {
     bell: Option<Arc<Timeline>>,
     /// Notified, under the lock of `wakes`, at a wake, a submit and a signal by the host.
     stirred: Condvar,
+    spin: Spin,
     pub submits: AtomicU64,
     pub dispatches: AtomicU64,
     pub copies: AtomicU64,
@@ -77,8 +78,6 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const SLICE: Duration = Duration::from_secs(10);
 /// The same where no wake can end it.
 const SHORT_SLICE: Duration = Duration::from_millis(1);
-/// How long a wait looks before it sleeps: a sleep costs tens of microseconds on a GPU.
-const SPIN: Duration = Duration::from_micros(50);
 /// With so many flights the driver is asked which have landed.
 const MANY: usize = 64;
 
@@ -92,6 +91,7 @@ impl Queue {
             wakes: Mutex::default(),
             bell: if gpu.physical.software() { None } else { Some(Timeline::new(gpu, false)?) },
             stirred: Condvar::new(),
+            spin: Spin::default(),
             submits: AtomicU64::new(0),
             dispatches: AtomicU64::new(0),
             copies: AtomicU64::new(0),
@@ -174,22 +174,20 @@ impl Queue {
         if points.is_empty() {
             return self.wait_for_wake(wakes, deadline);
         }
-        let spin_until = self.bell.is_some().then(|| (Instant::now() + SPIN).min(deadline));
+        let start = Instant::now();
         loop {
             self.gpu.status()?;
             if any(points, |t, v| Ok(t.reached() >= v))? {
                 self.retire()?;
+                self.spin.took(start.elapsed());
                 return Ok(Waited::Reached);
             }
             let passed = self.gpu.pass(Door::Wait);
             self.gpu.check("wait", 0, passed)?;
-            while !any(points, Timeline::is_at)? && self.wakes() == wakes {
-                if spin_until.is_none_or(|end| Instant::now() >= end) {
-                    break;
-                }
-                std::hint::spin_loop();
-            }
-            if any(points, |t, v| Ok(t.reached() >= v))? {
+            let came = || any(points, Timeline::is_at);
+            // What goes wrong while it looks goes wrong again below.
+            let look = || came().unwrap_or(true) || self.wakes() != wakes;
+            if (self.bell.is_none() || self.spin.look(look)) && came()? {
                 continue;
             }
             if self.wakes() != wakes {
