@@ -28,10 +28,10 @@ pub(crate) fn merge(calls: Vec<(Checked, Request)>, devices: &[Arc<dyn Device>])
 impl Checked {
     /// Whether both are element for element and differ in their elements alone.
     fn is_like(&self, other: &Checked) -> bool {
-        let one_by_one = match self.shape.collective {
-            Collective::AllReduce | Collective::Broadcast { .. } | Collective::Reduce { .. } => true,
-            _ => false,
-        };
+        let one_by_one = matches!(
+            self.shape.collective,
+            Collective::AllReduce | Collective::Broadcast { .. } | Collective::Reduce { .. }
+        );
         let shape = Shape { count: self.shape.count, ..other.shape.clone() };
         let alike = (self.op, self.dtype, self.wire) == (other.op, other.dtype, other.wire);
         one_by_one && alike && shape == self.shape && (&self.scales, &self.absent) == (&other.scales, &other.absent)

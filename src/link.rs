@@ -242,12 +242,12 @@ pub(crate) fn find(devices: &[Arc<dyn Device>], forced: Forced, clock: &Clock) -
         for to in (0..devices.len()).filter(|to| *to != from) {
             let (a, b) = (from.min(to), from.max(to));
             let key = (devices[a].info().id, devices[b].info().id);
-            if !known.contains_key(&key) {
-                let both =
-                    pair([a as u32, b as u32], [&devices[a], &devices[b]], &siblings, &mut timing, forced, clock)?;
-                known.insert(key, both);
-            }
-            links.push(known[&key][usize::from(from > to)].between(from as u32, to as u32));
+            let (ranks, both) = ([a as u32, b as u32], [&devices[a], &devices[b]]);
+            let found = match known.entry(key) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(unknown) => unknown.insert(pair(ranks, both, &siblings, &mut timing, forced, clock)?),
+            };
+            links.push(found[usize::from(from > to)].between(from as u32, to as u32));
         }
     }
     timing.cache.save();

@@ -14,7 +14,10 @@ const SIZE: u64 = 256 << 10;
 
 /// The buffers of a communicator.
 #[derive(Default)]
-pub(crate) struct Neutral(Mutex<HashMap<(DeviceId, [u8; 8]), (Arc<dyn Device>, Range)>>);
+pub(crate) struct Neutral(Mutex<HashMap<Key, (Arc<dyn Device>, Range)>>);
+
+/// A device, and the bytes of the element.
+type Key = (DeviceId, [u8; 8]);
 
 impl Neutral {
     /// Memory of `device` that repeats `value`, whose length divides that of the range: the low bytes of a little-endian

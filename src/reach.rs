@@ -9,7 +9,7 @@ use crate::{
 };
 use allhands_cpu::{CpuDevice, Mode, Options};
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -90,8 +90,8 @@ pub(crate) fn export(call: &Checked, devices: &[Arc<dyn Device>]) -> Result<Hash
     let mut exported = HashMap::new();
     for (rank, device) in call.ranks.iter().zip(devices) {
         for piece in rank.input.pieces.iter().chain(&rank.output.pieces) {
-            if !exported.contains_key(&piece.buffer) {
-                exported.insert(piece.buffer, device.export(piece.buffer, SharedKind::Host)?);
+            if let Entry::Vacant(unseen) = exported.entry(piece.buffer) {
+                unseen.insert(device.export(piece.buffer, SharedKind::Host)?);
             }
         }
     }

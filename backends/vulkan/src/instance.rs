@@ -257,7 +257,7 @@ impl Physical {
         physical
     }
     pub fn has(&self, extension: &CStr) -> bool {
-        self.extensions.iter().any(|e| &**e == extension)
+        self.extensions.iter().any(|e| **e == *extension)
     }
     pub fn software(&self) -> bool {
         self.kind == vk::PhysicalDeviceType::CPU
