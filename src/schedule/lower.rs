@@ -10,7 +10,8 @@
 //!
 //! Host workers read what ranks have published where it lies, and store for each reader. Only copies touch inboxes,
 //! uploads and downloads, so a rank's folds go through its [`Home::Device`] scratch before or after. Only what someone
-//! reads is stored for him. A rank's fold of more sources than its device takes becomes a chain, in the same order.
+//! reads is stored for him. A rank's fold of more sources than its device takes becomes a chain, in the same order. One
+//! that would reach more buffers than every device binds goes through scratch too.
 use super::{
     order::{self, Work},
     *,
@@ -50,6 +51,9 @@ impl Links {
         self.ranks > 1 && pairs.into_iter().all(|(r, w)| self.path(r, w) == Path::SharedHost)
     }
 }
+
+/// Buffers that a kernel of any device can reach.
+const BUFFERS: usize = 4;
 
 /// Makes a logical schedule physical. Host workers have the actor of their rank plus `ranks`; memory that a worker
 /// shares with all ranks belongs to that rank.
@@ -358,12 +362,26 @@ impl Lowering<'_> {
                     .for_each(|c| put(0, c));
                 continue;
             }
+            let most = self.links.max_sources[rank as usize].max(2) as usize;
+            let chained = srcs.len() > most || direct.is_empty();
+            if self.buffers(srcs.iter().chain(&direct), chained) > BUFFERS {
+                // What else the kernel would touch is copied from and to device memory.
+                for src in &mut srcs {
+                    if !self.is_beyond(src) {
+                        continue;
+                    }
+                    let local = scratch(self, src.len);
+                    put(0, Action::Copy { src: *src, dsts: vec![local] });
+                    (*src, first) = (local, first.max(1));
+                }
+                let beyond = direct.extract_if(.., |dst| self.is_beyond(dst));
+                beyond.for_each(|dst| stores.add(0..dst.len, dst));
+            }
             let narrow = self.form.narrow;
             let nothing_to_copy_from = narrow && !stores.0.is_empty() && !direct.iter().any(|r| slot_of(r).is_some());
             if direct.is_empty() || nothing_to_copy_from {
                 direct.push(scratch(self, action.len()));
             }
-            let most = self.links.max_sources[rank as usize].max(2) as usize;
             let mut accumulator = None;
             while srcs.len() > most {
                 let partial = *accumulator.get_or_insert_with(|| scratch(self, action.len()));
@@ -387,6 +405,20 @@ impl Lowering<'_> {
         self.push(rank, steps);
     }
 
+    /// The buffers that a kernel touches; `device`: device memory of its own too.
+    fn buffers<'a>(&self, regions: impl Iterator<Item = &'a Region>, device: bool) -> usize {
+        let mut buffers: Vec<_> = regions.map(|r| buffer(&self.slots, &self.schedule.shape, r)).collect();
+        let own = device && !buffers.iter().any(|b| matches!(b, Buffer::Staging(_, Home::Device)));
+        buffers.sort();
+        buffers.dedup();
+        buffers.len() + usize::from(own)
+    }
+    /// Whether it lies in none of the four buffers that a kernel can do with: the caller's input and output, device
+    /// memory of its own, and what all ranks share.
+    fn is_beyond(&self, region: &Region) -> bool {
+        matches!(buffer(&self.slots, &self.schedule.shape, region), Buffer::Staging(_, Home::Inbox | Home::Mapped))
+    }
+
     fn push(&mut self, actor: Actor, mut steps: Vec<Vec<Action>>) {
         steps.retain(|actions| !actions.is_empty());
         if !steps.is_empty() {
@@ -405,6 +437,24 @@ impl Stores {
     }
     fn actions(self, mut make: impl FnMut(u64, u64, Vec<Region>) -> Action) -> impl Iterator<Item = Action> {
         self.0.into_iter().map(move |((offset, len), dsts)| make(offset, len, dsts))
+    }
+}
+
+/// Where a region lies, as far as bindings go.
+#[derive(PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Buffer {
+    User(u32, bool),
+    Staging(Actor, Home),
+}
+
+fn buffer(slots: &[Slot], shape: &Shape, region: &Region) -> Buffer {
+    match (slot_of(region), shape.physical(*region)) {
+        (None, Some((user, _))) => Buffer::User(user.rank, user.output),
+        (slot, _) => {
+            let Slot { owner, home, .. } = slots[slot.unwrap_or(0) as usize];
+            // That is one buffer for all.
+            Buffer::Staging(if home == Home::Shared { 0 } else { owner }, home)
+        }
     }
 }
 
@@ -462,6 +512,37 @@ mod tests {
         assert_eq!(homes, [(0, Home::Shared), (0, Home::Download), (1, Home::Inbox)]);
         assert_eq!(arenas(&schedule)[&(1, Home::Inbox)], 1024);
         assert_eq!(arenas(&schedule)[&(1, Home::Upload)], 2048, "what ranks 2 and 3 sent");
+    }
+
+    #[test]
+    fn no_kernel_reaches_more_buffers_than_every_device_binds() {
+        let paths = [Path::Peer, Path::SharedHost, Path::Copied];
+        for (n, seed) in (2..=5_u32).flat_map(|n| (0..60_u32).map(move |seed| (n, seed))) {
+            let draw = |i: u32, of: u32| ((i + 1).wrapping_mul(0x9e37_79b1 ^ seed.wrapping_mul(0x85eb_ca6b)) >> 9) % of;
+            let links = Links {
+                ranks: n,
+                paths: (0..n * n).map(|i| paths[draw(i, 3) as usize % 3]).collect(),
+                mapped: (0..n).map(|r| draw(r, 7) % 2 == 0).collect(),
+                max_sources: (0..n).map(|r| 2 + draw(r, 5)).collect(),
+            };
+            for (collective, in_place) in
+                [Collective::AllReduce, Collective::ReduceScatter, Collective::Reduce { root: 1 }]
+                    .into_iter()
+                    .flat_map(|c| [(c.clone(), false), (c, true)])
+            {
+                let shape = Shape { collective, ranks: n, count: 1000, in_place };
+                for algorithm in algorithms(&shape.collective) {
+                    let schedule = lower(&build(&shape, *algorithm, Chunking::WHOLE).unwrap(), &links);
+                    for action in schedule.steps[..n as usize].iter().flatten().flat_map(|step| &step.actions) {
+                        let Action::Reduce { srcs, dsts, .. } = action else { continue };
+                        let regions = srcs.iter().chain(dsts);
+                        let buffers: std::collections::BTreeSet<_> =
+                            regions.map(|r| buffer(&schedule.slots, &shape, r)).collect();
+                        assert!(buffers.len() <= BUFFERS, "{algorithm} {shape:?} {links:?}: {buffers:?}");
+                    }
+                }
+            }
+        }
     }
 
     #[test]

@@ -43,7 +43,7 @@ pub struct Limits {
     pub polls: bool,
     /// Most sources of one kernel.
     pub max_sources: u32,
-    /// Most buffers that one kernel binds, stores and sources together.
+    /// Most buffers that one kernel binds, stores and sources together: at least 4.
     pub max_bindings: u32,
     /// Most elements of one kernel store.
     pub max_kernel_elements: u64,

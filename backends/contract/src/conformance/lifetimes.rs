@@ -40,7 +40,7 @@ fn its_limits_make_sense(device: &Arc<dyn Device>) -> Outcome {
     }
     if !limits.kernels.is_empty() {
         ensure(limits.max_sources >= 2, || "a kernel folds at least two sources".into())?;
-        ensure(limits.max_bindings >= 2, || "a kernel binds at least two buffers".into())?;
+        ensure(limits.max_bindings >= 4, || "a kernel binds at least four buffers".into())?;
         ensure(limits.max_kernel_elements >= 1 << 16, || "a kernel of fewer than 65536 elements".into())?;
     }
     passed()
