@@ -2,7 +2,7 @@
 //! results are right, and nothing is left behind. On the native Vulkan devices of the cell (`ALLHANDS_DEVICES`).
 mod common;
 
-use allhands::{Buffer, Communicator, Device, Error, Link, Outcome, Path, ReduceOp};
+use allhands::{Algorithm, Buffer, Collective, Communicator, Device, Error, Link, Outcome, Path, ReduceOp};
 use allhands_vulkan::{Door, Doors, Fault, VulkanDevice, ash::vk};
 use common::{builder, hash};
 use std::{
@@ -99,7 +99,8 @@ fn works(comm: &Communicator, devices: &[Arc<VulkanDevice>; 2], seed: u64) {
     let data = |rank: u64| (0..1_001).map(|i| value(rank, i)).collect::<Vec<f32>>();
     let buffers: Vec<Buffer> =
         (0..).zip(ranks(devices)).map(|(rank, d)| Buffer::from_slice(&d, &data(rank)).unwrap()).collect();
-    comm.all_reduce(&buffers, ReduceOp::Sum).unwrap().wait().unwrap();
+    let call = comm.call(Collective::AllReduce, Some(ReduceOp::Sum), &buffers);
+    call.algorithm(Some(Algorithm::OneShot)).start().unwrap().wait().unwrap();
     let want: Vec<f32> = (0..1_001).map(|i| value(0, i) + value(1, i)).collect();
     for (rank, buffer) in buffers.iter().enumerate() {
         assert!(buffer.read::<f32>().unwrap() == want, "rank {rank} of start {seed}");
@@ -160,13 +161,16 @@ const ARENA_MAX: std::ffi::c_int = -8;
 fn starts_with_faults() {
     assert_eq!(mallopt(ARENA_MAX, 1), 1);
     let Some(devices) = devices() else { return };
+    (0..2).for_each(|shut| peer_access_is_found_where_it_goes_one_way(&devices, shut));
     a_start_takes_the_next_path(&devices);
     a_start_that_cannot_be_says_why(&devices);
-    peer_access_is_found_where_it_goes_one_way(&devices);
 }
 
 fn a_start_takes_the_next_path(devices: &[Arc<VulkanDevice>; 2]) {
-    // What is made on first use is made.
+    // What is made on first use is made: kernels for each path too.
+    for path in Path::ALL {
+        works(&builder(&ranks(devices)).path(Some(path)).build().unwrap(), devices, 0);
+    }
     let comm = builder(&ranks(devices)).build().unwrap();
     works(&comm, devices, 0);
     let (usual, attempts) = (comm.links()[0].path, &comm.links()[0].attempts);
@@ -227,20 +231,22 @@ fn a_start_takes_the_next_path(devices: &[Arc<VulkanDevice>; 2]) {
 }
 
 /// A device that imports nothing still takes what another writes into its memory.
-fn peer_access_is_found_where_it_goes_one_way(devices: &[Arc<VulkanDevice>; 2]) {
-    devices[0].doors().shut(Door::Import, Fault::Fail(vk::Result::ERROR_INVALID_EXTERNAL_HANDLE));
+fn peer_access_is_found_where_it_goes_one_way(devices: &[Arc<VulkanDevice>; 2], shut: u32) {
+    let doors = devices[shut as usize].doors();
+    doors.shut(Door::Import, Fault::Fail(vk::Result::ERROR_INVALID_EXTERNAL_HANDLE));
     let comm = builder(&ranks(devices)).build().unwrap();
     let one_way = |link: &Link| link.attempts.iter().find(|a| a.one_way).map(|a| a.outcome.clone());
     for link in comm.links() {
         let found = one_way(link);
-        match link.from {
-            0 => assert!(matches!(found, Some(Outcome::Failed(_))), "{link:?}"),
-            _ => assert!(found.as_ref().is_some_and(is_proven), "{link:?}"),
+        if link.from == shut {
+            assert!(matches!(found, Some(Outcome::Failed(_))), "{link:?}");
+        } else {
+            assert!(found.as_ref().is_some_and(is_proven), "{link:?}");
         }
-        assert!(link.path == Path::Copied || link.path == Path::Peer && link.from == 1, "{link:?}");
+        assert!(link.path == Path::Copied || link.path == Path::Peer && link.from != shut, "{link:?}");
     }
     works(&comm, devices, 0);
-    devices[0].doors().open(Door::Import);
+    doors.open(Door::Import);
     assert!(builder(&ranks(devices)).build().unwrap().links().iter().all(|link| one_way(link).is_none()));
 }
 

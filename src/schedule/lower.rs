@@ -407,7 +407,7 @@ impl Lowering<'_> {
 
     /// The buffers that a kernel touches; `device`: device memory of its own too.
     fn buffers<'a>(&self, regions: impl Iterator<Item = &'a Region>, device: bool) -> usize {
-        let mut buffers: Vec<_> = regions.map(|r| buffer(&self.slots, &self.schedule.shape, r)).collect();
+        let mut buffers: Vec<_> = regions.map(|r| buffer(&self.slots, r)).collect();
         let own = device && !buffers.iter().any(|b| matches!(b, Buffer::Staging(_, Home::Device)));
         buffers.sort();
         buffers.dedup();
@@ -416,7 +416,7 @@ impl Lowering<'_> {
     /// Whether it lies in none of the four buffers that a kernel can do with: the caller's input and output, device
     /// memory of its own, and what all ranks share.
     fn is_beyond(&self, region: &Region) -> bool {
-        matches!(buffer(&self.slots, &self.schedule.shape, region), Buffer::Staging(_, Home::Inbox | Home::Mapped))
+        matches!(buffer(&self.slots, region), Buffer::Staging(_, Home::Inbox | Home::Mapped))
     }
 
     fn push(&mut self, actor: Actor, mut steps: Vec<Vec<Action>>) {
@@ -443,15 +443,18 @@ impl Stores {
 /// Where a region lies, as far as bindings go.
 #[derive(PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Buffer {
-    User(u32, bool),
+    Input(u32),
+    /// In place too: for a rank that contributes nothing something else stands in for its input.
+    Output(u32),
     Staging(Actor, Home),
 }
 
-fn buffer(slots: &[Slot], shape: &Shape, region: &Region) -> Buffer {
-    match (slot_of(region), shape.physical(*region)) {
-        (None, Some((user, _))) => Buffer::User(user.rank, user.output),
-        (slot, _) => {
-            let Slot { owner, home, .. } = slots[slot.unwrap_or(0) as usize];
+fn buffer(slots: &[Slot], region: &Region) -> Buffer {
+    match region.place {
+        Place::Input(rank) => Buffer::Input(rank),
+        Place::Output(rank) => Buffer::Output(rank),
+        Place::Slot(slot) => {
+            let Slot { owner, home, .. } = slots[slot as usize];
             // That is one buffer for all.
             Buffer::Staging(if home == Home::Shared { 0 } else { owner }, home)
         }
@@ -537,7 +540,7 @@ mod tests {
                         let Action::Reduce { srcs, dsts, .. } = action else { continue };
                         let regions = srcs.iter().chain(dsts);
                         let buffers: std::collections::BTreeSet<_> =
-                            regions.map(|r| buffer(&schedule.slots, &shape, r)).collect();
+                            regions.map(|r| buffer(&schedule.slots, r)).collect();
                         assert!(buffers.len() <= BUFFERS, "{algorithm} {shape:?} {links:?}: {buffers:?}");
                     }
                 }
