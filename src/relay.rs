@@ -441,12 +441,12 @@ impl Relay {
                 continue;
             }
             let value = self.actors[actor].device.value(self.actors[actor].timeline)?;
-            if value <= self.board[actor].load(SeqCst) {
-                continue;
+            if value > self.board[actor].load(SeqCst) {
+                self.touch();
+                self.publish(actor, value)?;
+                rose = true;
             }
-            self.touch();
-            self.publish(actor, value)?;
-            rose = true;
+            // Even if another lane has published it: it may not have come to this yet.
             let mut state = lane.lock();
             while let Some((_, operation)) = state.flying[place].pop_front_if(|(v, _)| *v <= value) {
                 operation.completed(actor);

@@ -161,8 +161,9 @@ fn suite(runner: &mut Runner, variables: &[(&'static str, &'static str)]) {
 fn one_shot(runner: &mut Runner, sweep: &str) {
     let arguments = format!("{sweep} --backend proxy --algorithm one-shot");
     measure(runner, "perf all_reduce proxy one-shot", &arguments, SWEEP_LIMIT, &|rows| {
-        // Not every device has doubles.
-        let rows = || rows.iter().filter(|row| row.get("type").and_then(Value::text) != Some("f64"));
+        // Not every device has doubles; and of the widest types the smallest size holds no element.
+        let none = |row: &&Value| matches!(row.get("count"), Some(Value::Number(0.0)));
+        let rows = || rows.iter().filter(|row| row.get("type").and_then(Value::text) != Some("f64") && !none(row));
         let elsewhere = rows().filter_map(|row| row.get("reduced_on")?.text()).find(|place| *place != "device");
         match elsewhere {
             Some(place) => Err(format!("a one-shot all_reduce was reduced on `{place}`, not on the device")),
