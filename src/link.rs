@@ -396,7 +396,11 @@ fn pair(
     if link.choose() {
         let mut links = [link.between(ranks[0], ranks[1]), link.between(ranks[1], ranks[0])];
         if forced.path.is_none() && unproven(Path::Peer, devices, forced).is_none() {
-            (0..2).for_each(|direction| one_way(&mut links[direction], direction, devices, siblings, clock));
+            // Not both: it was tried both ways at once.
+            one_way(&mut links[0], 0, devices, siblings, clock);
+            if links[0].path != Path::Peer {
+                one_way(&mut links[1], 1, devices, siblings, clock);
+            }
         }
         return Ok(links);
     }

@@ -14,6 +14,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// What a clock still adds up.
+const FOREVER: Duration = Duration::from_secs(100 * 365 * 86_400);
+
 /// A call on its way, or a group of calls. Owns all that it needs: dropping it neither waits nor cancels.
 #[derive(Clone)]
 pub struct Pending {
@@ -46,7 +49,7 @@ impl Pending {
     }
     /// The same, for so long at most; false if it was not done by then.
     pub fn wait_for(&self, timeout: Duration) -> Result<bool> {
-        self.until(self.last.clock.now() + timeout, Progress::finished)
+        self.until(self.last.clock.now() + timeout.min(FOREVER), Progress::finished)
     }
     /// Whether it is done. Does not wait.
     pub fn is_done(&self) -> Result<bool> {
@@ -177,7 +180,7 @@ impl Operation {
     ) -> Arc<Self> {
         let operation = Arc::new(Operation {
             what,
-            deadline,
+            deadline: deadline.min(FOREVER),
             started: clock.now(),
             after,
             points,
@@ -224,9 +227,9 @@ impl Operation {
             self.changed.notify_all();
         }
     }
-    /// Whether all that its ranks wait for has come.
+    /// Whether all that its ranks wait for has come. A timeline that is gone is waited for no longer.
     pub fn may_run(&self) -> bool {
-        self.begun.load(SeqCst) || self.after.iter().all(|(d, p)| d.value(p.timeline).is_ok_and(|v| v >= p.value))
+        self.begun.load(SeqCst) || self.after.iter().all(|(d, p)| d.value(p.timeline).map_or(true, |v| v >= p.value))
     }
     /// Its time begins to run; true the first time.
     pub fn begins(&self) -> bool {

@@ -164,11 +164,12 @@ impl Relay {
             lanes[lane].add(actor);
             let shareable = (0..ranks).any(|other| actor < ranks && (native(actor, other) || native(other, actor)));
             let timeline = device.create_timeline(shareable)?;
-            let (edges, limits) = (Vec::new(), device.limits());
-            let departs = actor < ranks && !shareable && limits.gated && limits.gates_see_host_writes && limits.unified;
-            let departure = if departs { Some(device.create_timeline(false)?) } else { None };
             let (issued, departing) = (AtomicU64::new(0), AtomicU64::new(0));
+            let (departure, edges, limits) = (None, Vec::new(), device.limits());
             actors.push(Actor { device: device.clone(), timeline, lane, rank, issued, departure, departing, edges });
+            if actor < ranks && !shareable && limits.gated && limits.gates_see_host_writes && limits.unified {
+                actors[actor].departure = Some(device.create_timeline(false)?);
+            }
         }
         for actor in 0..actors.len() {
             let device = actors[actor].device.clone();
@@ -184,7 +185,10 @@ impl Relay {
                     Edge::Gate(Gate { timeline, wanted: AtomicU64::new(0), opened: Mutex::default() })
                 })
             };
-            actors[actor].edges = actors.iter().enumerate().map(edge).collect::<Result<_>>()?;
+            for other in 0..actors.len() {
+                let made = edge((other, &actors[other]))?;
+                actors[actor].edges.push(made);
+            }
         }
         let relay = Arc::new(Relay {
             board: actors.iter().map(|_| AtomicU64::new(0)).collect(),
@@ -272,7 +276,7 @@ impl Relay {
         let direct = work.iter().any(|w| w.gathers);
         let mut gated: Vec<(usize, Vec<Work>)> = Vec::new();
         let mut touched = vec![false; self.lanes.len()];
-        let mut departures = Vec::new();
+        let (mut departures, mut gathering) = (Vec::new(), Vec::new());
         for mut work in work {
             let actor = &self.actors[work.actor];
             actor.issued.store(work.value, SeqCst);
@@ -281,6 +285,10 @@ impl Relay {
                 continue;
             }
             touched[actor.lane] |= !direct || work.gathers || hold;
+            if work.gathers {
+                gathering.push(work);
+                continue;
+            }
             if hold || !actor.device.limits().gated {
                 work.waits.extend(self.last_departure(work.actor).map(|point| (work.actor, point.value)));
                 let lane = &self.lanes[actor.lane];
@@ -295,6 +303,11 @@ impl Relay {
         let mut result = Ok(());
         for (_, list) in gated {
             result = result.and_then(|()| self.submit_gated(list));
+        }
+        // Only now: a lane that cannot gather rouses those of the ranks, which have to find what was submitted.
+        for work in gathering {
+            let lane = &self.lanes[self.actors[work.actor].lane];
+            lane.lock().held[lane.place(work.actor)].push_back(work);
         }
         if direct {
             // Only now: what was submitted comes after departures of earlier calls. The workers may be done already.
@@ -382,7 +395,7 @@ impl Relay {
             if self.actors[actor].device.limits().submit_blocks {
                 continue;
             }
-            while let Some(work) = self.take_ready(state, place) {
+            while let Some(work) = self.take_ready(state, place)? {
                 self.record(&work);
                 state.flying[place].push_back((work.value, work.operation.clone()));
                 self.actors[actor].device.submit(&[self.submission(&work, &[])])?;
@@ -391,14 +404,19 @@ impl Relay {
         }
         Ok(())
     }
-    fn take_ready(&self, state: &mut State, place: usize) -> Option<Work> {
-        let ready = self.is_ready(state.held[place].front()?);
-        if ready { state.held[place].pop_front() } else { None }
+    fn take_ready(&self, state: &mut State, place: usize) -> crate::contract::Result<Option<Work>> {
+        match state.held[place].front() {
+            Some(work) if self.is_ready(work)? => Ok(state.held[place].pop_front()),
+            _ => Ok(None),
+        }
     }
-    fn is_ready(&self, work: &Work) -> bool {
+    /// An error where a timeline that the caller has it wait for is gone.
+    fn is_ready(&self, work: &Work) -> crate::contract::Result<bool> {
         let device = &self.actors[work.actor].device;
-        work.waits.iter().all(|&(other, value)| self.board[other].load(SeqCst) >= value)
-            && work.after.iter().all(|p| device.value(p.timeline).is_ok_and(|v| v >= p.value))
+        if !work.waits.iter().all(|&(other, value)| self.board[other].load(SeqCst) >= value) {
+            return Ok(false);
+        }
+        work.after.iter().try_fold(true, |ready, p| Ok(ready && device.value(p.timeline)? >= p.value))
     }
 
     /// The thread of a lane.
@@ -466,11 +484,8 @@ impl Relay {
             }
         }
         let bit = 1 << (actor % 64);
-        for (index, lane) in self.lanes.iter().enumerate() {
-            if index != self.actors[actor].lane {
-                lane.kick_if(|state| state.awaits & bit != 0);
-            }
-        }
+        // Its own lane too: it may be another that found out.
+        self.lanes.iter().for_each(|lane| lane.kick_if(|state| state.awaits & bit != 0));
         Ok(())
     }
     fn next(&self, index: usize) -> crate::contract::Result<Next> {
@@ -481,12 +496,12 @@ impl Relay {
             if !self.actors[actor].device.limits().submit_blocks {
                 continue; // Only under the lock, so that a caller's thread and this one keep the order.
             }
-            if let Some(work) = self.take_ready(&mut state, place) {
+            if let Some(work) = self.take_ready(&mut state, place)? {
                 self.record(&work);
                 return Ok(Next::Submit(Box::new(work)));
             }
         }
-        if let Some((waits, deadline)) = self.gathers(&state) {
+        if let Some((waits, deadline)) = self.gathers(lane, &state) {
             return Ok(Next::Gather(waits, deadline));
         }
         let rouses = self.rouses(&mut state);
@@ -512,9 +527,10 @@ impl Relay {
         }
         state.awaits = awaits;
         // A lane that writes the board reads `awaits` after: whatever it wrote before that is looked at here.
-        let missed = |state: &State| state.held.iter().filter_map(VecDeque::front).any(|w| self.is_ready(w));
+        let held = || state.held.iter().filter_map(VecDeque::front);
+        let missed = held().try_fold(false, |missed, work| Ok(missed || self.is_ready(work)?))?;
         Ok(match deadline {
-            _ if missed(&state) => {
+            _ if missed => {
                 drop(state);
                 return self.next(index);
             }
@@ -609,6 +625,12 @@ impl Relay {
             ended.iter().for_each(|(operation, _)| operation.fail(failure.clone()));
         }
         for actor in &self.actors {
+            let native = self.actors.iter().any(|other| other.edges.iter().any(|e| matches!(e, Edge::Native(_))));
+            if native && actor.device.limits().gated {
+                // What was never submitted is signalled in its stead; refused where all was.
+                let signal = Point { timeline: actor.timeline, value: actor.issued.load(SeqCst) };
+                let _ = actor.device.submit(&[Submission { commands: None, waits: &[], signal }]);
+            }
             for (other, edge) in self.actors.iter().zip(&actor.edges) {
                 let Edge::Gate(gate) = edge else { continue };
                 let (value, mut opened) = (other.issued.load(SeqCst), gate.opened());
@@ -633,15 +655,13 @@ impl Gate {
     }
 }
 
-impl Drop for Relay {
+impl Drop for Actor {
     fn drop(&mut self) {
-        for actor in &self.actors {
-            actor.device.destroy_timeline(actor.timeline);
-            actor.departure.iter().for_each(|timeline| actor.device.destroy_timeline(*timeline));
-            for edge in &actor.edges {
-                if let Edge::Native(timeline) | Edge::Gate(Gate { timeline, .. }) = edge {
-                    actor.device.destroy_timeline(*timeline);
-                }
+        self.device.destroy_timeline(self.timeline);
+        self.departure.iter().for_each(|timeline| self.device.destroy_timeline(*timeline));
+        for edge in &self.edges {
+            if let Edge::Native(timeline) | Edge::Gate(Gate { timeline, .. }) = edge {
+                self.device.destroy_timeline(*timeline);
             }
         }
     }

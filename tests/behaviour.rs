@@ -89,6 +89,29 @@ fn what_the_data_waits_for_is_waited_for() {
 }
 
 #[test]
+fn a_timeline_that_goes_before_it_came_is_an_error() {
+    let held = cpu(Options { restrict: Some(|l| l.gated = false), ..Options::default() });
+    let devices = [held.clone(), cpu(Options::default())];
+    let comm = builder(&devices).deadline(Duration::from_millis(300)).build().unwrap();
+    let buffers = ones(&devices, 1000);
+    let ready = Point { timeline: held.create_timeline(false).unwrap(), value: 7 };
+    let parts = [Part::from(&buffers[0]).after([ready]), Part::from(&buffers[1])];
+    let pending = comm.all_reduce(parts, ReduceOp::Sum).unwrap();
+    assert!(!pending.wait_for(Duration::from_millis(1)).unwrap());
+    held.destroy_timeline(ready.timeline);
+    let error = pending.wait().unwrap_err();
+    assert!(matches!(error, Error::Failed { rank: 0, .. } | Error::Timeout { .. }), "{error}");
+}
+
+#[test]
+fn no_deadline_is_too_far() {
+    let devices = [cpu(Options::default()), cpu(Options::default())];
+    let comm = builder(&devices).deadline(Duration::MAX).build().unwrap();
+    let pending = comm.all_reduce(&ones(&devices, 1000), ReduceOp::Sum).unwrap();
+    assert!(pending.wait_for(Duration::MAX).unwrap());
+}
+
+#[test]
 fn the_point_of_a_rank_comes_after_its_result() {
     let devices = [cpu(Options::default()), cpu(Options::default())];
     let comm = builder(&devices).build().unwrap();

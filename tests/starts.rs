@@ -239,7 +239,8 @@ fn peer_access_is_found_where_it_goes_one_way(devices: &[Arc<VulkanDevice>; 2], 
     for link in comm.links() {
         let found = one_way(link);
         if link.from == shut {
-            assert!(matches!(found, Some(Outcome::Failed(_))), "{link:?}");
+            // Once one way is taken, the other is not tried.
+            assert!(matches!(found, None | Some(Outcome::Failed(_))), "{link:?}");
         } else {
             assert!(found.as_ref().is_some_and(is_proven), "{link:?}");
         }

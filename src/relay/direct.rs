@@ -69,12 +69,15 @@ impl Relay {
     }
 
     /// What a worker of this lane waits for, if the lane may wait for it itself: it has nothing else to see to.
-    pub(super) fn gathers(&self, state: &State) -> Option<(Vec<(usize, u64)>, Instant)> {
+    pub(super) fn gathers(&self, lane: &Lane, state: &State) -> Option<(Vec<(usize, u64)>, Instant)> {
         let held = || state.held.iter().flatten();
         let first = held().next().filter(|work| work.gathers)?;
         let of_first = |operation: &Arc<Operation>| Arc::ptr_eq(operation, &first.operation);
         let alone = held().all(|w| of_first(&w.operation)) && state.flying.iter().flatten().all(|f| of_first(&f.1));
         let shared = first.waits.iter().any(|(other, _)| self.actors[*other].lane != self.actors[first.actor].lane);
+        // While it is away nobody tells it of a rank of its own that is not in the call.
+        let away = |actor: &usize| *actor >= self.actors.len() / 2 || first.waits.iter().any(|(of, _)| of == actor);
+        let alone = alone && lane.actors.iter().all(away);
         let runs = first.operation.may_run() && alone && shared && held().count() == 1;
         runs.then(|| (first.waits.clone(), self.deadline(&first.operation)))
     }

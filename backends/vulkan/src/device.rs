@@ -115,7 +115,7 @@ impl VulkanDevice {
     }
     /// The VkSemaphore behind a handle, for an app's own submissions on this VkDevice.
     pub fn raw_timeline(&self, timeline: TimelineId) -> Result<vk::Semaphore> {
-        Ok(self.timeline(timeline)?.raw)
+        Ok(self.timeline(timeline)?.lend())
     }
     /// By which a test makes the driver fail.
     pub fn doors(&self) -> &Arc<Doors> {

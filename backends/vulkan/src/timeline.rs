@@ -14,7 +14,7 @@ use std::{
     os::fd::AsFd,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -33,6 +33,8 @@ pub(crate) struct Timeline {
     submitted: Mutex<u64>,
     /// The highest value seen.
     reached: AtomicU64,
+    /// Whether an app has it too, and may signal it unseen.
+    lent: AtomicBool,
 }
 
 impl Timeline {
@@ -55,7 +57,7 @@ impl Timeline {
     }
     fn over(gpu: &Arc<Gpu>, raw: vk::Semaphore, origin: Origin, value: u64) -> Self {
         let (submitted, reached) = (Mutex::new(value), AtomicU64::new(value));
-        Timeline { raw, gpu: gpu.clone(), origin, submitted, reached }
+        Timeline { raw, gpu: gpu.clone(), origin, submitted, reached, lent: AtomicBool::new(false) }
     }
     /// An app's.
     ///
@@ -138,7 +140,12 @@ impl Timeline {
     }
     /// Whether all that raises it goes through the device.
     pub fn is_ours(&self) -> bool {
-        matches!(self.origin, Origin::Ours { .. })
+        matches!(self.origin, Origin::Ours { .. }) && !self.lent.load(Ordering::Relaxed)
+    }
+    /// The handle, for an app.
+    pub fn lend(&self) -> vk::Semaphore {
+        self.lent.store(true, Ordering::Relaxed);
+        self.raw
     }
     /// Whether it may be signalled here.
     pub fn check_ours(&self) -> Result<()> {
