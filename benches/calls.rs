@@ -1,5 +1,5 @@
 //! Small-message latency and large-message bandwidth of all_reduce, and the time to make a communicator, on each
-//! device of `ALLHANDS_DEVICES`. `ALLHANDS_DEVICES=cpu,proxy-vulkan:0 cargo bench --bench calls`
+//! device of `ALLHANDS_DEVICES`. `ALLHANDS_DEVICES=cpu,proxy-vulkan:0 cargo bench -p allhands-benches --bench calls`
 mod common;
 
 use allhands::{Communicator, ReduceOp};

@@ -1,5 +1,5 @@
 //! Folds of two sources, of each type that a device has kernels for, on each device of `ALLHANDS_DEVICES`; the
-//! throughput is of the bytes that they read. `ALLHANDS_DEVICES=cpu,proxy-vulkan:0 cargo bench --bench kernels`
+//! throughput is of the bytes that they read. `ALLHANDS_DEVICES=cpu,proxy-vulkan:0 cargo bench -p allhands-benches --bench kernels`
 mod common;
 
 use allhands::{

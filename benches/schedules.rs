@@ -1,5 +1,5 @@
 //! What a call costs before it is submitted, where its plan is not kept: building a schedule, and lowering it.
-//! `cargo bench --bench schedules`
+//! `cargo bench -p allhands-benches --bench schedules`
 mod common;
 
 use allhands::{

@@ -142,10 +142,11 @@ pub const CELLS: &[Cell] = &[
     },
     Cell {
         name: "validation",
-        what: "the Vulkan work under the Khronos validation layer, which must report a seeded mistake and nothing else",
+        what: "as validation-new, under the distribution's layer",
         drivers: &[&drivers::LLVMPIPE, &drivers::VALIDATION],
         devices: "proxy-vulkan:0",
         work: validation::watched,
+        level: Level::Extended,
         ..CELL
     },
     Cell {
@@ -167,7 +168,7 @@ pub const CELLS: &[Cell] = &[
     },
     Cell {
         name: "validation-new",
-        what: "the same under the newest Khronos validation layer",
+        what: "the Vulkan work under the newest Khronos validation layer, which must report a seeded mistake and nothing else",
         drivers: &[&drivers::LLVMPIPE, &drivers::VALIDATION_NEW],
         devices: "proxy-vulkan:0",
         work: validation::watched,
@@ -182,7 +183,7 @@ pub const CELLS: &[Cell] = &[
     },
     Cell {
         name: "vulkan-validation",
-        what: "the native Vulkan work under the newest Khronos validation layer",
+        what: "the native Vulkan work under the same layer",
         drivers: &[&drivers::LLVMPIPE, &drivers::VALIDATION_NEW],
         devices: "vulkan:0",
         backend: VULKAN,
