@@ -15,6 +15,7 @@
 //! The host worker of a rank runs on the rank's lane: its device executes inside `submit`. A lane with nothing
 //! pending sleeps until it is given work.
 mod direct;
+mod failure;
 
 use crate::{
     Error, Result,
@@ -571,76 +572,6 @@ impl Relay {
     }
     fn touch(&self) {
         self.progress.store((self.clock.now() - self.start).as_nanos() as u64, SeqCst);
-    }
-    fn check_deadline(&self, lane: &Lane) {
-        let late = {
-            let state = lane.lock();
-            let flying = state.flying.iter().filter_map(|q| q.front().map(|f| f.1.clone()));
-            let held = state.held.iter().filter_map(|q| q.front().map(|w| w.operation.clone()));
-            flying.chain(held).find(|o| self.deadline(o) <= self.clock.now())
-        };
-        if let Some(operation) = late {
-            let (what, deadline, arrived) = (operation.what.clone(), operation.deadline, operation.arrived());
-            self.fail(Error::Timeout { what, deadline, arrived });
-        }
-    }
-
-    /// Runs `f`; what goes wrong in it, a panic included, becomes the failure of the communicator.
-    fn guard<T>(&self, actor: usize, f: impl FnOnce() -> crate::contract::Result<T>) -> Result<T> {
-        let why = match catch_unwind(AssertUnwindSafe(f)) {
-            Ok(Ok(value)) => return Ok(value),
-            Ok(Err(error)) => error.to_string(),
-            Err(panic) => {
-                let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
-                format!("its driver panicked: {}", text.unwrap_or("without a message"))
-            }
-        };
-        let error = Error::Failed { rank: self.actors[actor].rank as u32, why };
-        self.fail(error.clone());
-        Err(error)
-    }
-    /// Ends all that is pending with the first cause.
-    fn fail(&self, error: Error) {
-        if self.failure.set(error).is_ok() {
-            log::error!("{}", self.failure().map(ToString::to_string).unwrap_or_default());
-        }
-        self.drain();
-    }
-    /// Ends what is pending, and opens every gate: the queues of the devices are others' too and must run dry. What
-    /// still runs there keeps its memory alive.
-    fn drain(&self) {
-        let Some(failure) = self.failure() else { return };
-        for lane in &self.lanes {
-            let (mut ended, mut departures) = (Vec::new(), Vec::new());
-            lane.kick(|state| {
-                ended.extend(state.held.iter_mut().flat_map(|q| q.drain(..)).map(|w| (w.operation, Some(w.recipe))));
-                ended.extend(state.flying.iter_mut().flat_map(|q| q.drain(..)).map(|(_, o)| (o, None)));
-                departures.extend(state.departures.iter_mut().flat_map(|q| q.drain(..)));
-            });
-            for work in departures {
-                // A device that is gone needs no rank to leave.
-                let _ = self.leave(&work);
-                work.operation.fail(failure.clone());
-            }
-            ended.iter().for_each(|(operation, _)| operation.fail(failure.clone()));
-        }
-        for actor in &self.actors {
-            let native = self.actors.iter().any(|other| other.edges.iter().any(|e| matches!(e, Edge::Native(_))));
-            if native && actor.device.limits().gated {
-                // What was never submitted is signalled in its stead; refused where all was.
-                let signal = Point { timeline: actor.timeline, value: actor.issued.load(SeqCst) };
-                let _ = actor.device.submit(&[Submission { commands: None, waits: &[], signal }]);
-            }
-            for (other, edge) in self.actors.iter().zip(&actor.edges) {
-                let Edge::Gate(gate) = edge else { continue };
-                let (value, mut opened) = (other.issued.load(SeqCst), gate.opened());
-                if value > *opened {
-                    // A device that is gone needs no gate opened.
-                    let _ = actor.device.signal(Point { timeline: gate.timeline, value });
-                    *opened = value;
-                }
-            }
-        }
     }
     fn record(&self, work: &Work) {
         if let Some(trace) = &self.trace {
