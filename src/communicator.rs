@@ -181,6 +181,11 @@ impl Communicator {
     pub fn host_reaches(&self, rank: u32) -> std::result::Result<(), &str> {
         self.found.reach[rank as usize].as_ref().copied().map_err(String::as_str)
     }
+    /// How long it took to measure the devices and the pairs, beyond proving that they work. Zero where measurements that
+    /// were kept by another process could be used, and where [`Communicator::split`] made this from another.
+    pub fn measuring(&self) -> Duration {
+        self.found.measuring
+    }
     /// From how many bytes on which algorithm is taken when none is named, ascending from 4: for calls out of place of
     /// `dtype`, with a sum where they reduce. The bytes are those of the elements that [`Collective`] counts.
     pub fn switch_points(&self, collective: &Collective, dtype: DataType) -> Vec<(u64, Algorithm)> {
@@ -222,6 +227,7 @@ impl Communicator {
             speeds: old().map(|r| self.found.speeds[r]).collect(),
             arithmetic: old().map(|r| self.found.arithmetic[r].clone()).collect(),
             reach: old().map(|r| self.found.reach[r].clone()).collect(),
+            measuring: Duration::ZERO,
         };
         let devices = old().map(|r| self.devices[r].clone()).collect();
         Communicator::over(devices, found, self.settings.clone(), None, None)

@@ -53,7 +53,8 @@ impl Setup {
         let speeds = vec![Speed { submit: 1e-5, launch: 0.0, copy: 1e9, reduce: 1e9, overlap: false }; devices.len()];
         let arithmetic = vec![Arc::default(); devices.len()];
         let reach = vec![Err("a proof of links".into()); devices.len()];
-        let found = Found { links: (0..).zip(ways).map(link).collect(), speeds, arithmetic, reach };
+        let found =
+            Found { links: (0..).zip(ways).map(link).collect(), speeds, arithmetic, reach, measuring: Duration::ZERO };
         Setup { devices, found, clock, trace: None, skip_wait: None }
     }
 }

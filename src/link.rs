@@ -33,7 +33,7 @@ use std::{
     fmt,
     str::FromStr,
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// How a rank learns that another is done.
@@ -214,6 +214,8 @@ pub(crate) struct Found {
     pub arithmetic: Vec<Arc<Arithmetic>>,
     /// Of each rank's device: whether host workers reach its memory; if not, why.
     pub reach: Vec<std::result::Result<(), String>>,
+    /// How long measuring speeds and pairs took, beyond their proofs; nothing where what was kept could be used.
+    pub measuring: Duration,
 }
 
 /// Tests, proves and measures.
@@ -225,7 +227,7 @@ pub(crate) fn find(devices: &[Arc<dyn Device>], forced: Forced, clock: &Clock) -
         twice(test, || siblings.throw_away(d))
     };
     let arithmetic = devices.iter().map(verdict).collect::<Result<_>>()?;
-    let speeds = speeds(devices, &siblings, &mut timing.cache)?;
+    let (speeds, mut measuring) = speeds(devices, &siblings, &mut timing.cache)?;
     let mut reached: HashMap<DeviceId, std::result::Result<(), String>> = HashMap::new();
     for device in devices {
         if let Entry::Vacant(unknown) = reached.entry(device.info().id) {
@@ -251,11 +253,13 @@ pub(crate) fn find(devices: &[Arc<dyn Device>], forced: Forced, clock: &Clock) -
         }
     }
     timing.cache.save();
-    Ok(Found { links, speeds, arithmetic, reach })
+    measuring += timing.spent;
+    Ok(Found { links, speeds, arithmetic, reach, measuring })
 }
 
-/// How fast each rank's device is while the others work too. Ranks that share a device share its speed.
-fn speeds(devices: &[Arc<dyn Device>], siblings: &Siblings, cache: &mut Cache) -> Result<Vec<Speed>> {
+/// How fast each rank's device is while the others work too, and how long it took to measure. Ranks that share a device
+/// share its speed.
+fn speeds(devices: &[Arc<dyn Device>], siblings: &Siblings, cache: &mut Cache) -> Result<(Vec<Speed>, Duration)> {
     let mut distinct: Vec<&Arc<dyn Device>> = Vec::new();
     for device in devices {
         if distinct.iter().all(|d| d.info().id != device.info().id) {
@@ -267,16 +271,17 @@ fn speeds(devices: &[Arc<dyn Device>], siblings: &Siblings, cache: &mut Cache) -
     set.sort();
     let set = set.join(", ");
     let kept: Option<Vec<Speed>> = kinds.iter().map(|kind| cache.speed(kind, &set)).collect();
-    let speeds = match kept {
-        Some(kept) => kept,
+    let (speeds, took) = match kept {
+        Some(kept) => (kept, Duration::ZERO),
         None => {
             let measure = || {
                 let throwaway = distinct.iter().map(|d| siblings.of(d)).collect::<Result<Vec<_>>>()?;
-                Ok(speed::measure(&throwaway)?)
+                let start = Instant::now();
+                Ok((speed::measure(&throwaway)?, start.elapsed()))
             };
-            let speeds = twice(measure, || distinct.iter().for_each(|d| siblings.throw_away(d)))?;
+            let (speeds, took) = twice(measure, || distinct.iter().for_each(|d| siblings.throw_away(d)))?;
             kinds.iter().zip(&speeds).for_each(|(kind, speed)| cache.keep_speed(kind, &set, *speed));
-            speeds
+            (speeds, took)
         }
     };
     let of = |device: &Arc<dyn Device>| {
@@ -285,7 +290,7 @@ fn speeds(devices: &[Arc<dyn Device>], siblings: &Siblings, cache: &mut Cache) -
         let speed = speeds[place];
         Speed { copy: speed.copy / sharing, reduce: speed.reduce / sharing, ..speed }
     };
-    Ok(devices.iter().map(of).collect())
+    Ok((devices.iter().map(of).collect(), took))
 }
 
 /// A device that fails once may do it right on a fresh throwaway.
@@ -397,9 +402,9 @@ fn pair(
         let mut links = [link.between(ranks[0], ranks[1]), link.between(ranks[1], ranks[0])];
         if forced.path.is_none() && unproven(Path::Peer, devices, forced).is_none() {
             // Not both: it was tried both ways at once.
-            one_way(&mut links[0], 0, devices, siblings, clock);
+            timing.spent += one_way(&mut links[0], 0, devices, siblings, clock);
             if links[0].path != Path::Peer {
-                one_way(&mut links[1], 1, devices, siblings, clock);
+                timing.spent += one_way(&mut links[1], 1, devices, siblings, clock);
             }
         }
         return Ok(links);
@@ -410,13 +415,21 @@ fn pair(
 }
 
 /// Takes peer access in one direction where it is to be had in that alone: of two drivers one may import what the other
-/// exports, and not the other way round.
-fn one_way(link: &mut Link, direction: usize, devices: [&Arc<dyn Device>; 2], siblings: &Siblings, clock: &Clock) {
+/// exports, and not the other way round. Returns how long measuring it took.
+fn one_way(
+    link: &mut Link,
+    direction: usize,
+    devices: [&Arc<dyn Device>; 2],
+    siblings: &Siblings,
+    clock: &Clock,
+) -> Duration {
     let (writer, reader) = (devices[direction], devices[1 - direction]);
     let (out, into) = (&reader.limits().memory_export, &writer.limits().memory_import);
     let crosses = out.iter().any(|kind| *kind != SharedKind::Host && into.contains(kind));
     let both_ways = link.proven.iter().any(|(attempt, _)| link.attempts[*attempt].path == Path::Peer);
-    let Some(&(_, measured)) = link.proven.first().filter(|_| crosses && !both_ways) else { return };
+    let Some(&(_, measured)) = link.proven.first().filter(|_| crosses && !both_ways) else {
+        return Duration::ZERO;
+    };
     let mut ways = [(link.path, link.sync); 2];
     ways[direction].0 = Path::Peer;
     log::debug!(target: PROBE, "begins: peer one way between ranks {} and {}", link.from, link.to);
@@ -424,6 +437,7 @@ fn one_way(link: &mut Link, direction: usize, devices: [&Arc<dyn Device>; 2], si
     log::debug!(target: PROBE, "ended");
     let (path, sync) = ways[direction];
     let mut attempt = Attempt { path, sync, outcome: Outcome::Spare, one_way: true, refused: Vec::new() };
+    let took = proof.as_ref().ok().and_then(|p| p.took).unwrap_or_default();
     match proof {
         Ok(proof) if proof.measured.bulk > measured.bulk.mul_f64(SLOWER) => {
             attempt.outcome = slower_than(proof.measured, measured);
@@ -440,6 +454,7 @@ fn one_way(link: &mut Link, direction: usize, devices: [&Arc<dyn Device>; 2], si
     }
     link.attempts.push(attempt);
     link.choose();
+    took
 }
 
 fn slower_than(this: Measured, next: Measured) -> Outcome {

@@ -11,7 +11,7 @@ use allhands::{
 };
 use serde::Serialize;
 use serde_json::{Value, json};
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 #[derive(clap::Args, Debug)]
 pub struct Info {
@@ -71,6 +71,7 @@ impl Info {
                 "ranks": ranks.iter().map(DeviceName::to_string).collect::<Vec<_>>(),
                 "host_reaches": (0..comm.ranks()).map(|rank| comm.host_reaches(rank).err()).map(reach_json).collect::<Value>(),
                 "links": links,
+                "measuring_ms": comm.measuring().as_secs_f64() * 1e3,
                 "switch_points": switch_points_json(&comm),
             });
             return say(format_args!("{json:#}"));
@@ -91,6 +92,10 @@ impl Info {
             text += &format!("rank {rank} on {name}; {reach}\n");
         }
         text += &format!("\n{}", links_text(&links));
+        text += &match comm.measuring() {
+            Duration::ZERO => "Measured by an earlier process.\n".into(),
+            took => format!("Measured in {:.1} ms.\n", took.as_secs_f64() * 1e3),
+        };
         text += &format!("\n{}", switch_points_text(&comm));
         say(text.trim_end())
     }
