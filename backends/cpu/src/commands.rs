@@ -2,6 +2,7 @@
 use crate::{
     kernels::{self, Fold, Ranges},
     memory::{Address, Buffer},
+    stream,
     wire::Place,
 };
 use allhands_contract::{BufferId, DeviceId, Error, Kernel, Limits, Memory, Op, Range, Result, check_ops};
@@ -87,18 +88,24 @@ fn fold(device: DeviceId, kernel: &Kernel, stores: Vec<Address>, sources: Vec<Ad
     }
     let wire = wire.as_ref();
     let run = kernels::find(op, dtype, wire.map(|w| w.dtype)).ok_or(Error::NoKernel { device, op, dtype })?;
-    let places = |starts: Vec<Address>, narrow: Option<&[bool]>| {
-        let is_narrow = |i: usize| narrow.is_some_and(|n| n[i]);
-        starts.into_iter().enumerate().map(|(i, start)| Place { start, narrow: is_narrow(i) }).collect()
+    let bytes: Vec<usize> = kernel.stores.iter().map(|r| r.size as usize).collect();
+    let place = |(i, start): (usize, &Address), narrow: Option<&[bool]>| Place {
+        start: *start,
+        narrow: narrow.is_some_and(|n| n[i]),
+        streams: false,
+    };
+    let store = |(i, start): (usize, &Address)| {
+        let streams = stream::pays(*start, bytes[i], &sources);
+        Place { streams, ..place((i, start), wire.map(|w| &w.stores[..])) }
     };
     let ranges = Ranges {
-        stores: places(stores, wire.map(|w| &w.stores[..])),
-        sources: places(sources, wire.map(|w| &w.sources[..])),
+        stores: stores.iter().enumerate().map(store).collect(),
+        sources: sources.iter().enumerate().map(|s| place(s, wire.map(|w| &w.sources[..]))).collect(),
         scales: kernel.scales.clone(),
         count: kernel.elements() as usize,
         finish,
     };
-    Ok(Work::Fold { run, ranges, bytes: kernel.stores.iter().map(|r| r.size as usize).collect() })
+    Ok(Work::Fold { run, ranges, bytes })
 }
 
 fn unbindable(device: DeviceId, memory: Memory) -> Error {

@@ -1,10 +1,13 @@
 //! The reductions, bit for bit: the reference for every other backend.
 //!
-//! A fold goes block by block, so that the accumulators stay in the first-level cache: the first source is loaded
-//! into them, each further source is folded in, and the finished block is written to every store. Sums, products and
-//! averages of floats accumulate in f32 (f64 for f64) and round once. Minima and maxima compare integer keys that
-//! are in the order of the floats, with -0 below +0 and NaN beyond the end.
-use crate::wire::{As, Half, Place, Same, Wire};
+//! A fold goes tile by tile, so that the accumulators stay in the first-level cache: the first source is loaded into
+//! them, each further source is folded in, and the finished tile is written to every store. Sums, products and averages
+//! of floats accumulate in f32 (f64 for f64) and round once. Minima and maxima compare integer keys that are in the
+//! order of the floats, with -0 below +0 and NaN beyond the end.
+use crate::{
+    stream,
+    wire::{As, Half, Place, Same, Wire},
+};
 use allhands_contract::{DataType, ReduceOp};
 use bytemuck::{Pod, Zeroable};
 use half::{bf16, f16};
@@ -59,41 +62,38 @@ fn of<T: Number, W: Wire<T>>(op: ReduceOp) -> Fold {
     }
 }
 
-/// Elements of a block: accumulators and items of the widest type are 16 KiB, half of the smallest first-level cache.
-pub(crate) const BLOCK: usize = 1024;
+/// Elements of a tile: short, so that loads of the next are under way while the last is stored.
+pub(crate) const TILE: usize = 64;
 
-// Shared memory is only ever copied, a block at a time: no reference to it is made, and the arithmetic is on local
-// arrays, which the compiler turns into vector code with the checks of a debug build too.
+// Shared memory is only ever read and written through its addresses: no reference to it is made. The loops are over
+// local arrays, which overlap nothing, so that the compiler makes vector code of them in a debug build too.
 unsafe fn fold<R: Reduction, W: Wire<R::Item>>(ranges: &Ranges) {
     let finish = R::finish(ranges.finish);
-    let mut accumulators = [R::Accumulator::default(); BLOCK];
-    let mut items = [R::Item::zeroed(); BLOCK];
-    for start in (0..ranges.count).step_by(BLOCK) {
-        let elements = BLOCK.min(ranges.count - start);
+    let mut accumulators = [R::Accumulator::default(); TILE];
+    let mut items = [R::Item::zeroed(); TILE];
+    for start in (0..ranges.count).step_by(TILE) {
+        let elements = TILE.min(ranges.count - start);
         let (accumulators, items) = (&mut accumulators[..elements], &mut items[..elements]);
         for (n, source) in ranges.sources.iter().enumerate() {
-            // SAFETY: the caller's promise: the block is mapped and nobody writes it.
-            unsafe { W::load(*source, start, items) };
-            match (n, ranges.scales.get(n)) {
-                (0, None) => zip(accumulators, items, |_, item| R::load(item)),
-                (_, None) => zip(accumulators, items, |a, item| R::fold(a, R::load(item))),
-                (0, Some(scale)) => zip(accumulators, items, |_, item| R::scale(R::load(item), *scale)),
-                (_, Some(scale)) => zip(accumulators, items, |a, item| R::fold(a, R::scale(R::load(item), *scale))),
+            // SAFETY: the caller's promise: the tile is mapped and nobody writes it.
+            unsafe {
+                match (n, ranges.scales.get(n)) {
+                    (0, None) => W::load(*source, start, accumulators, |_, item| R::load(item)),
+                    (_, None) => W::load(*source, start, accumulators, |a, item| R::fold(a, R::load(item))),
+                    (0, Some(by)) => W::load(*source, start, accumulators, |_, item| R::scale(R::load(item), *by)),
+                    (_, Some(by)) => {
+                        W::load(*source, start, accumulators, |a, item| R::fold(a, R::scale(R::load(item), *by)))
+                    }
+                }
             }
         }
-        zip(items, accumulators, |_, a| R::store(a, finish));
-        W::round(items);
+        items.iter_mut().zip(accumulators).for_each(|(item, a)| *item = W::round(R::store(*a, finish)));
         for store in &ranges.stores {
             // SAFETY: the caller's promise, as above; a source that is exactly this store has been read.
             unsafe { W::store(items, *store, start) };
         }
     }
-}
-
-/// `to[i] = f(to[i], from[i])`.
-#[inline(always)]
-pub(crate) fn zip<A: Copy, B: Copy>(to: &mut [A], from: &[B], f: impl Fn(A, B) -> A) {
-    to.iter_mut().zip(from).for_each(|(a, b)| *a = f(*a, *b));
+    stream::done();
 }
 
 /// A reduction of a type of element.
@@ -336,13 +336,14 @@ mod tests {
     use crate::memory::Address;
     use allhands_contract::Element;
 
-    /// Runs a kernel; the result is stored over the first source and beside it.
+    /// Runs a kernel; the result is stored over the first source and beside it, there past the caches if it can be.
     fn run<T: Element>(op: ReduceOp, sources: &[Vec<T>], finish: Option<u32>) -> Vec<T> {
         let mut data = sources.to_vec();
         let mut beside = vec![T::zeroed(); data[0].len()];
-        let place = |v: &mut Vec<T>| Place { start: Address(v.as_mut_ptr().cast()), narrow: false };
+        let place = |v: &mut Vec<T>| Place { start: Address(v.as_mut_ptr().cast()), narrow: false, streams: false };
         let sources: Vec<Place> = data.iter_mut().map(place).collect();
-        let stores = vec![place(&mut beside), sources[0]];
+        let aside = Place { streams: beside.as_ptr().addr().is_multiple_of(stream::ALIGNED), ..place(&mut beside) };
+        let stores = vec![aside, sources[0]];
         let ranges = Ranges { stores, sources, scales: Vec::new(), count: beside.len(), finish };
         // SAFETY: every address is of a vector of `beside.len()` elements that nobody else uses.
         unsafe { find(op, T::TYPE, None).unwrap()(&ranges) };
@@ -395,7 +396,7 @@ mod tests {
         let column = |stride: usize| (0..n * n * n).map(|i| f32::from_bits(SPECIAL[i / stride % n])).collect();
         let columns: [Vec<f32>; 3] = [column(1), column(n), column(n * n)];
         for used in 1..=3 {
-            for len in [1, 7, BLOCK - 1, BLOCK, BLOCK + 1, n * n * n] {
+            for len in [1, 7, TILE - 1, TILE, TILE + 1, n * n * n] {
                 let sources: Vec<Vec<f32>> = columns[..used].iter().map(|c| c[..len].to_vec()).collect();
                 for (op, finish) in ReduceOp::ALL.into_iter().flat_map(|op| [(op, None), (op, Some(3))]) {
                     for (i, got) in run(op, &sources, finish).into_iter().enumerate() {
@@ -451,11 +452,11 @@ mod tests {
 
     #[test]
     fn no_element_is_touched_beyond_the_count() {
-        let mut store = vec![7i32; BLOCK + 8];
-        let source = vec![1i32; BLOCK + 8];
-        let place = |start: *mut i32| Place { start: Address(start.cast()), narrow: false };
+        let mut store = vec![7i32; TILE + 8];
+        let source = vec![1i32; TILE + 8];
+        let place = |start: *mut i32| Place { start: Address(start.cast()), narrow: false, streams: false };
         let (to, from) = (place(store.as_mut_ptr()), place(source.as_ptr().cast_mut()));
-        for count in [0, 3, BLOCK + 5] {
+        for count in [0, 3, TILE + 5] {
             let (stores, sources) = (vec![to], vec![from, from]);
             let ranges = Ranges { stores, sources, scales: Vec::new(), count, finish: None };
             // SAFETY: `count` elements of vectors that nobody else uses; sources are not written.

@@ -12,6 +12,7 @@
 //! | `queue` | the in-order queue, its timelines and its worker |
 //! | `commands` | operations, checked once and resolved to addresses |
 //! | `kernels` | the reductions, bit for bit |
+//! | `stream` | stores past the caches |
 //! | `wire` | how elements lie in memory, and floats of 16 bits |
 //! | `memory` | pages, and the buffers over them |
 //! | `exit` | what is to be done at the process's end |
@@ -24,6 +25,7 @@ mod kernels;
 mod memory;
 mod options;
 mod queue;
+mod stream;
 #[cfg(test)]
 mod tests;
 mod wire;

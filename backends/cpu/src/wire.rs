@@ -1,9 +1,6 @@
 //! How elements lie in memory and how they cross: as what they are, or f32 as a float of 16 bits; and the code of those.
 //! Shared memory is only ever copied, never referred to.
-use crate::{
-    kernels::{BLOCK, zip},
-    memory::Address,
-};
+use crate::{kernels::TILE, memory::Address, stream};
 use bytemuck::Pod;
 use half::{bf16, f16};
 use std::marker::PhantomData;
@@ -14,78 +11,101 @@ pub(crate) struct Place {
     pub start: Address,
     /// Whether it holds elements of the wire's type.
     pub narrow: bool,
+    /// Whether what is written there goes past the caches.
+    pub streams: bool,
 }
 
-/// Elements `first..` of a place, as many as `items` has room for.
+impl Place {
+    /// Where its element `index` is.
+    #[inline(always)]
+    fn at<T>(self, index: usize) -> *mut T {
+        self.start.0.cast::<T>().wrapping_add(index)
+    }
+}
+
+/// How elements lie in memory.
 ///
 /// # Safety
-/// They are mapped and nobody writes them.
-unsafe fn read<T: Pod>(place: Place, first: usize, items: &mut [T]) {
-    let from = place.start.0.wrapping_add(first * size_of::<T>());
-    // SAFETY: this function's contract; `items` has room, and any bytes are an item.
-    unsafe { from.copy_to_nonoverlapping(items.as_mut_ptr().cast(), size_of_val(items)) }
-}
-
-/// The reverse of `read`.
-///
-/// # Safety
-/// They are mapped and writable, and nobody else reads or writes them.
-unsafe fn write<T: Pod>(items: &[T], place: Place, first: usize) {
-    let to = place.start.0.wrapping_add(first * size_of::<T>());
-    // SAFETY: this function's contract.
-    unsafe { to.copy_from_nonoverlapping(items.as_ptr().cast(), size_of_val(items)) }
-}
-
-/// How elements lie in memory. The methods' safety is that of `read` and `write`.
+/// Of what is loaded: it is mapped and nobody writes it. Of what is stored: it is mapped and writable, nobody else reads
+/// or writes it, and [`stream::done`] follows before anybody does.
 pub(crate) trait Wire<T: Pod> {
-    unsafe fn load(place: Place, first: usize, items: &mut [T]);
-    fn round(items: &mut [T]);
+    /// `to[i] = f(to[i], element first + i)`.
+    unsafe fn load<X: Copy>(place: Place, first: usize, to: &mut [X], f: impl Fn(X, T) -> X);
+    /// What crosses of an element.
+    fn round(item: T) -> T;
+    /// Puts items that are as they cross where elements `first..` are.
     unsafe fn store(items: &[T], place: Place, first: usize);
+}
+
+/// # Safety
+/// That of [`Wire`]. Any bytes are an element.
+#[inline(always)]
+unsafe fn load<T: Pod, X: Copy>(place: Place, first: usize, to: &mut [X], f: impl Fn(X, T) -> X) {
+    let from = place.at::<T>(first);
+    for (i, x) in to.iter_mut().enumerate() {
+        // SAFETY: this function's contract.
+        *x = f(*x, unsafe { from.wrapping_add(i).read_unaligned() });
+    }
+}
+
+/// # Safety
+/// That of [`Wire`].
+unsafe fn store<T: Pod>(items: &[T], place: Place, first: usize) {
+    let (from, to) = (items.as_ptr().cast(), place.at::<T>(first).cast::<u8>());
+    // SAFETY: this function's contract; where a place streams, its start is aligned, and tiles are multiples of it.
+    unsafe {
+        match place.streams {
+            true => stream::copy(from, to, size_of_val(items)),
+            false => to.copy_from_nonoverlapping(from, size_of_val(items)),
+        }
+    }
 }
 
 /// As what they are.
 pub(crate) struct Same;
 impl<T: Pod> Wire<T> for Same {
-    unsafe fn load(place: Place, first: usize, items: &mut [T]) {
+    #[inline(always)]
+    unsafe fn load<X: Copy>(place: Place, first: usize, to: &mut [X], f: impl Fn(X, T) -> X) {
         // SAFETY: the same contract.
-        unsafe { read(place, first, items) }
+        unsafe { load(place, first, to, f) }
     }
-    fn round(_: &mut [T]) {}
+    #[inline(always)]
+    fn round(item: T) -> T {
+        item
+    }
     unsafe fn store(items: &[T], place: Place, first: usize) {
         // SAFETY: the same contract.
-        unsafe { write(items, place, first) }
+        unsafe { store(items, place, first) }
     }
 }
 
 /// f32 that crosses as `H`: rounded wherever it comes from, narrow where the place says so.
 pub(crate) struct As<H>(PhantomData<H>);
 impl<H: Half> Wire<f32> for As<H> {
-    unsafe fn load(place: Place, first: usize, items: &mut [f32]) {
-        if place.narrow {
-            let mut narrow = [H::zeroed(); BLOCK];
-            let narrow = &mut narrow[..items.len()];
-            // SAFETY: the same contract.
-            unsafe { read(place, first, narrow) };
-            zip(items, narrow, |_, h| h.decode());
-        } else {
-            // SAFETY: the same contract.
-            unsafe { read(place, first, items) };
-            Self::round(items);
+    #[inline(always)]
+    unsafe fn load<X: Copy>(place: Place, first: usize, to: &mut [X], f: impl Fn(X, f32) -> X) {
+        // SAFETY: the same contract.
+        unsafe {
+            match place.narrow {
+                true => load(place, first, to, |x, h: H| f(x, h.decode())),
+                false => load(place, first, to, |x, item| f(x, Self::round(item))),
+            }
         }
     }
-    fn round(items: &mut [f32]) {
-        items.iter_mut().for_each(|x| *x = H::saturate(*x).decode());
+    #[inline(always)]
+    fn round(item: f32) -> f32 {
+        H::saturate(item).decode()
     }
     unsafe fn store(items: &[f32], place: Place, first: usize) {
         if !place.narrow {
             // SAFETY: the same contract.
-            return unsafe { write(items, place, first) };
+            return unsafe { store(items, place, first) };
         }
-        let mut narrow = [H::zeroed(); BLOCK];
+        let mut narrow = [H::zeroed(); TILE];
         let narrow = &mut narrow[..items.len()];
-        zip(narrow, items, |_, x| H::saturate(x));
+        narrow.iter_mut().zip(items).for_each(|(h, x)| *h = H::saturate(*x));
         // SAFETY: the same contract.
-        unsafe { write(narrow, place, first) }
+        unsafe { store(narrow, place, first) }
     }
 }
 
