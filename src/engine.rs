@@ -107,7 +107,7 @@ impl Scheduled {
             mapped: setup.devices.iter().map(|d| d.limits().mapped && d.limits().host_reads_mapped).collect(),
             max_sources: setup.devices.iter().map(|d| d.limits().max_sources).collect(),
         };
-        let tuner = Tuner::new(&setup.found.links, &setup.found.speeds, &*workers[0])?;
+        let mut tuner = Tuner::new(&setup.found.links, &setup.found.speeds, &*workers[0])?;
         // A worker folds the contributions of all ranks at once.
         let folds = workers[0].limits().max_sources >= n;
         let reaches = folds && setup.found.reach.iter().all(|r| r.is_ok());
@@ -120,9 +120,11 @@ impl Scheduled {
             let pair = |l: &&Link| l.to as usize == waiting && l.from as usize == other;
             setup.found.links.iter().find(pair).is_some_and(|l| l.sync == Sync::Native)
         };
+        let relay = Relay::start(&devices, native, setup.clock.clone(), setup.trace.clone())?;
+        tuner.departs = relay.has_departures();
         Ok(Scheduled {
-            relay: Relay::start(&devices, native, setup.clock.clone(), setup.trace.clone())?,
             tuner,
+            relay,
             arithmetic: setup.found.arithmetic,
             reaches,
             spin: polls.then(Arc::default),

@@ -34,6 +34,8 @@ pub(crate) struct Tuner {
     /// Ranks, then host workers.
     speeds: Vec<Speed>,
     hops: Vec<f64>,
+    /// Whether ranks leave host workers by a signal: neither that nor a worker that waits for them costs a hop.
+    pub departs: bool,
     chosen: Mutex<HashMap<Choice, Algorithm>>,
 }
 
@@ -77,7 +79,7 @@ impl Tuner {
         let hop = |actor: usize| hop[actor % n].0 / hop[actor % n].1;
         let hops = (0..2 * n).flat_map(|from| (0..2 * n).map(move |to| hop(from).max(hop(to)))).collect();
         let speeds = ranks.iter().copied().chain(std::iter::repeat_n(worker, n)).collect();
-        Ok(Tuner { speeds, hops, chosen: Mutex::default() })
+        Ok(Tuner { speeds, hops, departs: false, chosen: Mutex::default() })
     }
     /// The plan of a call, by `forced` or by the cheapest algorithm; `None` if the collective has no such algorithm.
     pub fn plan(
@@ -107,7 +109,7 @@ impl Tuner {
             return plan(*algorithm);
         }
         let candidates = candidates(&call.shape.collective, choice.any_order, direct);
-        let priced = candidates.filter_map(plan).map(|p| (self.cost(&p.schedule, element), p));
+        let priced = candidates.filter_map(plan).map(|p| (self.cost(&p.schedule, element, p.direct), p));
         let (_, best) = priced.min_by(|a, b| a.0.total_cmp(&b.0))?;
         chosen.insert(choice, best.algorithm);
         Some(best)
@@ -128,9 +130,10 @@ impl Tuner {
             let shape = Shape { collective: collective.clone(), ranks: links.ranks, count, in_place: false };
             let priced = candidates(collective, any_order(op, dtype), reaches).filter_map(|algorithm| {
                 let own = if reaches && algorithm == Algorithm::Host { direct(&shape, false) } else { None };
+                let is_direct = own.is_some();
                 let lowered = || Some(lower::lower(&build(&shape, algorithm, chunking(&shape, element))?, links));
                 let schedule = own.or_else(lowered)?;
-                Some((self.cost(&schedule, element), algorithm))
+                Some((self.cost(&schedule, element, is_direct), algorithm))
             });
             let Some((_, best)) = priced.min_by(|a, b| a.0.total_cmp(&b.0)) else { continue };
             if points.last().is_none_or(|(_, last)| *last != best) {
@@ -139,9 +142,17 @@ impl Tuner {
         }
         points
     }
-    /// Seconds that a lowered schedule takes.
-    fn cost(&self, schedule: &Schedule, element: u64) -> f64 {
-        cost::cost(schedule, &Model { element, speeds: self.speeds.clone(), hops: self.hops.clone() })
+    /// Seconds that a lowered schedule takes; `direct`: one that [`direct`] gave.
+    fn cost(&self, schedule: &Schedule, element: u64, direct: bool) -> f64 {
+        let mut model = Model { element, speeds: self.speeds.clone(), hops: self.hops.clone() };
+        if !(direct && self.departs) {
+            return cost::cost(schedule, &model);
+        }
+        let mut schedule = schedule.clone();
+        let ranks = schedule.shape.ranks as usize;
+        schedule.steps[..ranks].iter_mut().for_each(|steps| steps.truncate(1));
+        model.hops.fill(LEAST_HOP);
+        cost::cost(&schedule, &model)
     }
 }
 
