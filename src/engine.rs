@@ -291,6 +291,7 @@ impl Scheduled {
         let departs = plan.direct && self.relay.has_departures();
         let after = call.ranks.iter().zip(&self.devices.ranks);
         let operation = Operation::new(
+            queue.calls,
             format!("{} #{} of {} elements", call.shape.collective.name(), queue.calls, call.shape.count),
             request.deadline,
             after.flat_map(|(r, d)| r.after.iter().map(|p| (d.clone(), *p))).collect(),

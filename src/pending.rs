@@ -127,6 +127,8 @@ impl fmt::Display for ReducedOn {
 
 /// What the relay and the caller share of a call.
 pub(crate) struct Operation {
+    /// Of all that the communicator has started.
+    pub number: u64,
     /// For messages: collective, size and sequence number.
     pub what: String,
     pub deadline: Duration,
@@ -168,6 +170,7 @@ impl Operation {
     /// `submissions`: how many each local rank will make. The rest is as the fields say.
     #[allow(clippy::too_many_arguments)]
     pub fn new(
+        number: u64,
         what: String,
         deadline: Duration,
         after: Vec<(Arc<dyn Device>, Point)>,
@@ -179,6 +182,7 @@ impl Operation {
         spin: Option<Arc<Spin>>,
     ) -> Arc<Self> {
         let operation = Arc::new(Operation {
+            number,
             what,
             deadline: deadline.min(FOREVER),
             started: clock.now(),

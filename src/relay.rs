@@ -434,10 +434,10 @@ impl Relay {
                         let waited = lane.device.wait_any(&points, wakes, deadline);
                         lane.lock().mode = Mode::Running;
                         if waited? == Waited::TimedOut {
-                            self.check_deadline(lane);
+                            self.check_deadline();
                         }
                     }
-                    Next::Gather(waits, deadline) => self.gather(lane, &waits, deadline)?,
+                    Next::Gather(waits, deadline) => self.gather(&waits, deadline)?,
                     Next::Rouse(lanes) => lanes.into_iter().for_each(|other| self.lanes[other].kick(|_| ())),
                     Next::Idle => at_work.rest(|| lane.sleep()),
                     Next::Exit => return Ok(false),

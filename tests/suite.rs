@@ -44,7 +44,7 @@ fn every(collective: impl Fn(u32) -> Vec<Collective>, ops: &[Option<ReduceOp>]) 
                         // Each pair of type and operation with each algorithm, spread over the counts.
                         for (t, dtype) in TYPES.into_iter().enumerate() {
                             for (o, &op) in ops.iter().enumerate() {
-                                if (t * ops.len() + o + 2 * k + usize::from(in_place)) % 13 != 0 {
+                                if !(t * ops.len() + o + 2 * k + usize::from(in_place)).is_multiple_of(13) {
                                     continue;
                                 }
                                 seed += 1;

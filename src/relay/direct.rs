@@ -91,7 +91,7 @@ impl Relay {
         lanes
     }
     /// Waits for them, on their devices.
-    pub(super) fn gather(&self, lane: &Lane, waits: &[(usize, u64)], deadline: Instant) -> crate::contract::Result<()> {
+    pub(super) fn gather(&self, waits: &[(usize, u64)], deadline: Instant) -> crate::contract::Result<()> {
         let home = self.clock.now() + AWAY;
         for &(other, value) in waits {
             let Actor { device, timeline, lane: theirs, .. } = &self.actors[other];
@@ -104,7 +104,7 @@ impl Relay {
                 if device.value(point.timeline)? < value
                     && device.wait_any(&[point], wakes, deadline.min(home))? == Waited::TimedOut
                 {
-                    self.check_deadline(lane);
+                    self.check_deadline();
                     return Ok(());
                 }
                 self.collect(&self.lanes[*theirs])?;

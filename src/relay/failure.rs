@@ -3,14 +3,16 @@
 use super::*;
 
 impl Relay {
-    pub(super) fn check_deadline(&self, lane: &Lane) {
-        let late = {
+    /// Fails if a call is late, of any lane. Those behind it are late as well, and a rank that has done its part of the
+    /// first has the next at the front of its lane: the first is the one to be named.
+    pub(super) fn check_deadline(&self) {
+        let late_of = |lane: &Lane| {
             let state = lane.lock();
             let flying = state.flying.iter().filter_map(|q| q.front().map(|f| f.1.clone()));
             let held = state.held.iter().filter_map(|q| q.front().map(|w| w.operation.clone()));
-            flying.chain(held).find(|o| self.deadline(o) <= self.clock.now())
+            flying.chain(held).filter(|o| self.deadline(o) <= self.clock.now()).min_by_key(|o| o.number)
         };
-        if let Some(operation) = late {
+        if let Some(operation) = self.lanes.iter().filter_map(late_of).min_by_key(|o| o.number) {
             let (what, deadline, arrived) = (operation.what.clone(), operation.deadline, operation.arrived());
             self.fail(Error::Timeout { what, deadline, arrived });
         }

@@ -484,7 +484,7 @@ mod tests {
                 assert!(blocks.windows(2).all(|w| w[0].0 + w[0].1 == w[1].0), "{len} in {n}");
                 assert_eq!((blocks[0].0, blocks[n as usize - 1].0 + blocks[n as usize - 1].1), (0, len));
                 let unit = if len >= 64 * u64::from(n) { 64 } else { 4 };
-                let aligned = |start: u64| start % unit == 0 || start == len;
+                let aligned = |start: u64| start.is_multiple_of(unit) || start == len;
                 assert!(blocks.iter().all(|b| aligned(b.0) && b.1.abs_diff(len / u64::from(n)) <= unit));
             }
         }

@@ -235,7 +235,7 @@ fn f32_crosses_as_narrower_types() {
                 let exact = |a: &&Algorithm| !collective.reduces() || a.in_rank_order();
                 for &algorithm in algorithms(collective).iter().filter(exact) {
                     for (k, count) in [1, 7, 1_003].into_iter().enumerate() {
-                        let in_place = (k + algorithm as usize + wire as usize) % 2 == 0;
+                        let in_place = (k + algorithm as usize + wire as usize).is_multiple_of(2);
                         let op = collective.reduces().then(|| ReduceOp::ALL[(k + algorithm as usize) % 5]);
                         let shape = Shape { collective: collective.clone(), ranks: n as u32, count, in_place };
                         let give = |r: u32, i: u64| match common::hash(u64::from(r) << 32 | i) {
